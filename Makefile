@@ -1,0 +1,42 @@
+# Two commands do everything: `make report` and `make test`. Both install what they need, once.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: report test check lint types format bench clean help
+help:
+	@echo "make report  run the main job and write the report"
+	@echo "make test    lint, types, tests"
+	@echo "make format  rewrite the code in the project's format"
+	@echo "make bench   speed beside the peers (installs them)"
+
+# Debian without python3-venv has no ensurepip: then the machine's pip installs into the environment.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
+	@echo "Installing (once, about a minute) ..."
+	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then pip="$(BIN)/python -m pip"; \
+	else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
+	$$pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+report: $(STAMP)
+	@$(BIN)/assay validate --html report/index.html
+
+check: lint types
+lint: $(STAMP)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+types: $(STAMP)
+	@$(BIN)/mypy
+test: $(STAMP) lint types
+	@$(BIN)/python -m pytest
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(STAMP)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:
+	rm -rf $(VENV) report build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,68 @@
+"""Assay: how far a fast implementation is from the golden value, and which step causes that.
+
+The names below are imported on first use: `import assay` costs milliseconds and needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from assay._version import __version__
+
+if TYPE_CHECKING:
+    from assay import formats
+    from assay.cases.attention.baseline import baseline_attention
+    from assay.cases.attention.golden import golden_attention
+    from assay.cases.attention.plan import Plan
+    from assay.cases.attention.tiled import tiled_attention
+    from assay.formats.block_scaling import round_to_mx
+    from assay.formats.rounding import round_to
+    from assay.formats.spec import Format
+    from assay.metrics.deviation import Deviation, deviation
+    from assay.metrics.state_dicts import compare_state_dicts
+    from assay.metrics.wasserstein import wasserstein
+
+_HOMES = {
+    "Deviation": "assay.metrics.deviation",
+    "Format": "assay.formats.spec",
+    "Plan": "assay.cases.attention.plan",
+    "baseline_attention": "assay.cases.attention.baseline",
+    "compare_state_dicts": "assay.metrics.state_dicts",
+    "deviation": "assay.metrics.deviation",
+    "golden_attention": "assay.cases.attention.golden",
+    "round_to": "assay.formats.rounding",
+    "round_to_mx": "assay.formats.block_scaling",
+    "tiled_attention": "assay.cases.attention.tiled",
+    "wasserstein": "assay.metrics.wasserstein",
+}
+
+__all__ = [
+    "Deviation",
+    "Format",
+    "Plan",
+    "__version__",
+    "baseline_attention",
+    "compare_state_dicts",
+    "deviation",
+    "formats",
+    "golden_attention",
+    "round_to",
+    "round_to_mx",
+    "tiled_attention",
+    "wasserstein",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "formats":
+        return importlib.import_module("assay.formats")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'assay' has no attribute {name!r}; its public names: {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Optimizations under test, each with its baseline, variants, inputs and golden value."""

@@ -1,0 +1,1 @@
+"""Attention: baseline, tiled (Flash Attention re-implemented numerically), golden."""

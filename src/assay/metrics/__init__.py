@@ -1,0 +1,1 @@
+"""What separates two tensors, and two sets of weights."""
