@@ -177,27 +177,27 @@ class Problem:
             factor = factor * k_scale * q_scale.transpose(1, 2)
         s = arithmetic.apply(plan.scale, torch.mul, s, factor, out=s)
         added, hidden = self._added(piece, cols)
-        if added is not None:
-            s = arithmetic.apply(plan.scale, torch.add, s, added * unit)
+        for term in added:
+            s = arithmetic.apply(plan.scale, torch.add, s, term * unit)
         return s if hidden is None else s.masked_fill_(hidden, -torch.inf)
 
-    def _added(self, piece: Piece, cols: slice) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _added(self, piece: Piece, cols: slice) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """What is added to the scores of a tile, and which of them are hidden; (heads, keys, rows)."""
         masking, device, carrier = self.masking, self.q.device, self.arithmetic.carrier
-        added: torch.Tensor | None = None
+        added: list[torch.Tensor] = []
         hidden = masking.hidden(piece.rows, cols, device)
         hidden = None if hidden is None else hidden.T
         if masking.alibi_slopes is not None:
             slopes = masking.alibi_slopes.flatten()[piece.heads.start : piece.heads.stop]
             distances = masking.distances(piece.rows, cols, device).T
-            added = (-slopes.double()[:, None, None] * distances).to(carrier)
+            added.append((-slopes.double()[:, None, None] * distances).to(carrier))
         if masking.bias is not None:
             tiles = [masking.bias[divmod(h, self.heads_per_batch)][piece.rows, cols].T for h in piece.heads]
             bias = torch.stack(tiles)
             if bias.dtype == torch.bool:
                 hidden = ~bias if hidden is None else hidden | ~bias
             else:
-                added = bias.to(carrier) if added is None else added + bias.to(carrier)
+                added.append(bias.to(carrier))
         return added, hidden
 
 

@@ -89,5 +89,5 @@ def _add_dot(
         block = a.shape[-1]  # the running sum is as wide as the dot product's own: one product does
     for start in range(0, a.shape[-1], block):
         part = slice(start, start + block)
-        product = arithmetic.dot(a[..., part], b[..., part, :], fmt)
+        product = arithmetic.dot(a[..., part], b[..., part, :], problem.plan.accumulator)
         total.copy_(arithmetic.apply(fmt, torch.add, total, product))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 
 import torch
 
 from assay.cases.attention.problem import Piece, Problem, without_minus_infinity
+
+OverKeys = Callable[[tuple[int, int]], tuple[torch.Tensor, torch.Tensor]]
+"""Online softmax over the i-th of n parts of the keys: the normalised output and the log-sum-exp."""
 
 
 @dataclass(slots=True)
@@ -21,29 +27,42 @@ class State:
 
 def forward(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """The output (heads, rows, Dv) in the plan's output format, and the log-sum-exp (heads, rows)."""
-    outputs, sums = [], []
+    fused = _fused_over_keys(problem)
+    if fused is not None:
+        output, sums = _attend(problem, fused)
+        return output.transpose(1, 2), sums
+    outputs, all_sums = [], []
     by_heads: dict[int, list[Piece]] = {}
     for piece in problem.pieces():
         by_heads.setdefault(piece.heads.start, []).append(piece)
     for pieces in by_heads.values():
-        results = [_attend(problem, piece) for piece in pieces]
+        results = [_attend(problem, partial(_over_keys, problem, piece)) for piece in pieces]
         outputs.append(torch.cat([out for out, _ in results], dim=2).transpose(1, 2))
-        sums.append(torch.cat([lse for _, lse in results], dim=1))
-    return torch.cat(outputs), torch.cat(sums)
+        all_sums.append(torch.cat([lse for _, lse in results], dim=1))
+    return torch.cat(outputs), torch.cat(all_sums)
 
 
-def _attend(problem: Problem, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
+def _fused_over_keys(problem: Problem) -> OverKeys | None:
+    """The CUDA kernel that does the work of `_over_keys` for all heads and rows, where it can."""
+    if not problem.q.is_cuda or find_spec("triton") is None:
+        return None
+    from assay.cases.attention import triton_tiled
+
+    return partial(triton_tiled.over_keys, problem) if triton_tiled.can_fuse(problem) else None
+
+
+def _attend(problem: Problem, over_keys: OverKeys) -> tuple[torch.Tensor, torch.Tensor]:
     plan, arithmetic = problem.plan, problem.arithmetic
     if problem.tiling.order != "split_kv":
-        output, lse = _over_keys(problem, piece)
+        output, lse = over_keys((0, 1))
     else:
         splits = problem.tiling.splits
-        output, lse = _merge(problem, [_over_keys(problem, piece, (i, splits)) for i in range(splits)])
+        output, lse = _merge(problem, [over_keys((i, splits)) for i in range(splits)])
     return arithmetic.hold(output, plan.output), lse
 
 
 def _over_keys(
-    problem: Problem, piece: Piece, part: tuple[int, int] = (0, 1)
+    problem: Problem, piece: Piece, part: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Online softmax over (a part of) the keys: the normalised output and the log-sum-exp."""
     state = _empty(problem, piece)
