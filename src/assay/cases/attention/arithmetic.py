@@ -69,7 +69,12 @@ class Arithmetic:
         accumulator = self.plan.accumulator
         if accumulator == FP64 or (accumulator == FP32 and self._fits_fp32(a, b)):
             dtype = torch.float64 if accumulator == FP64 else torch.float32
-            if fmt == BF16 and not self.plan.saturate and a.dtype == b.dtype == torch.bfloat16 and _has_bf16_matmul(a.device.type):
+            if (
+                fmt == BF16
+                and not self.plan.saturate
+                and a.dtype == b.dtype == torch.bfloat16
+                and _has_bf16_matmul(a.device.type)
+            ):
                 return torch.matmul(a, b)  # FP32 sums, one rounding at the end
             with _ieee_matmul():
                 return self.hold(torch.matmul(a.to(dtype), b.to(dtype)), fmt)

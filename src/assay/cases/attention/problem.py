@@ -57,7 +57,9 @@ class Tiling:
         if self.splits < 1:
             raise ValueError(f"splits must be at least 1, got {self.splits}.")
         if self.lazy_threshold is not None and self.order == "fa1":
-            raise ValueError("lazy_threshold needs order='fa2' or 'split_kv': fa1 has no running maximum in P.")
+            raise ValueError(
+                "lazy_threshold needs order='fa2' or 'split_kv': fa1 has no running maximum in P."
+            )
         if self.lazy_threshold is not None and not self.lazy_threshold >= 0:
             raise ValueError(f"lazy_threshold must be at least 0, got {self.lazy_threshold}.")
         if self.tie_shift is not None and not self.tie_shift > 1:
@@ -127,7 +129,8 @@ class Problem:
         for start in range(0, heads, together):
             for row in range(0, queries, rows):
                 yield Piece(
-                    heads=range(start, min(start + together, heads)), rows=slice(row, min(row + rows, queries))
+                    heads=range(start, min(start + together, heads)),
+                    rows=slice(row, min(row + rows, queries)),
                 )
 
     def _budget(self) -> int:

@@ -33,9 +33,7 @@ class Quantization:
             raise ValueError(f"Quantization: scales must be one of {get_args(Scales)}, got {self.scales!r}.")
 
 
-def quantize(
-    x: torch.Tensor, fmt: Format, scales: Scales, block: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(x: torch.Tensor, fmt: Format, scales: Scales, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values of `fmt`, and the scales (B, H, N, 1) that multiply them back, for x (B, H, N, D)."""
     magnitude = x.abs()
     if scales == "tensor":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from assay.cases.attention.fused import fused_kernels
 from assay.cases.attention.problem import LOG2_E, Piece, Problem, without_minus_infinity
 from assay.formats.spec import Format
 
@@ -19,32 +20,38 @@ def backward(problem: Problem, output: torch.Tensor, lse: torch.Tensor, grad: to
     grad = arithmetic.hold(grad, plan.inputs)
     carrier = arithmetic.carrier
     delta = arithmetic.hold((grad.to(carrier) * output.to(carrier)).sum(-1), plan.delta)
-    dq = torch.zeros_like(problem.q, dtype=carrier)
-    dk = arithmetic.hold(torch.zeros_like(problem.k, dtype=carrier), plan.dk)
-    dv = arithmetic.hold(torch.zeros_like(problem.v, dtype=carrier), plan.dv)
-    # Each query head sums up its own dK and dV; the heads of a group are added afterwards, as kernels do.
-    sums: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for piece in problem.pieces():
-        own = sums.setdefault(piece.heads.start, _own_sums(problem, piece))
-        dq[piece.heads.start : piece.heads.stop, piece.rows] = _piece(
-            problem, piece, own, lse, delta, grad
-        ).transpose(1, 2)
-        if piece.rows.stop == problem.masking.queries:
-            del sums[piece.heads.start]
-            for i, head in enumerate(piece.heads):
-                kv = head // problem.group
-                dk[kv] = arithmetic.apply(plan.dk, torch.add, dk[kv], own[0][i])
-                dv[kv] = arithmetic.apply(plan.dv, torch.add, dv[kv], own[1][i])
+    fused = fused_kernels(problem)
+    if fused is not None:
+        dq, own_dk, own_dv = fused[1].gradients(problem, lse, delta, grad)
+    else:
+        dq, own_dk, own_dv = _by_pieces(problem, lse, delta, grad)
     dq = arithmetic.apply(plan.output, torch.mul, dq, problem.scale)
-    dk = arithmetic.apply(plan.output, torch.mul, dk, problem.scale)
-    return dq, dk, arithmetic.hold(dv, plan.output)
+    dk = arithmetic.apply(plan.output, torch.mul, _sum_groups(problem, own_dk, plan.dk), problem.scale)
+    return dq, dk, arithmetic.hold(_sum_groups(problem, own_dv, plan.dv), plan.output)
 
 
-def _own_sums(problem: Problem, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
-    plan, arithmetic = problem.plan, problem.arithmetic
-    dk = problem.k.new_zeros(len(piece.heads), *problem.k.shape[1:], dtype=arithmetic.carrier)
-    dv = problem.v.new_zeros(len(piece.heads), *problem.v.shape[1:], dtype=arithmetic.carrier)
-    return arithmetic.hold(dk, plan.dk), arithmetic.hold(dv, plan.dv)
+def _sum_groups(problem: Problem, own: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Each query head summed up its own dK or dV; add those that share a key/value head, as kernels do."""
+    arithmetic = problem.arithmetic
+    members = own.unflatten(0, (-1, problem.group)).unbind(1)
+    total = arithmetic.hold(members[0], fmt)
+    for member in members[1:]:
+        total = arithmetic.apply(fmt, torch.add, total, arithmetic.hold(member, fmt))
+    return total
+
+
+def _by_pieces(problem: Problem, lse: torch.Tensor, delta: torch.Tensor, grad: torch.Tensor) -> Gradients:
+    """Unscaled dQ, and each query head's own dK and dV."""
+    heads, carrier = problem.q.shape[0], problem.arithmetic.carrier
+    dq = torch.zeros_like(problem.q, dtype=carrier)
+    dk = problem.k.new_zeros(heads, *problem.k.shape[1:], dtype=carrier)
+    dv = problem.v.new_zeros(heads, *problem.v.shape[1:], dtype=carrier)
+    dk, dv = problem.arithmetic.hold(dk, problem.plan.dk), problem.arithmetic.hold(dv, problem.plan.dv)
+    for piece in problem.pieces():
+        chosen = slice(piece.heads.start, piece.heads.stop)
+        part = _piece(problem, piece, (dk[chosen], dv[chosen]), lse, delta, grad)
+        dq[chosen, piece.rows] = part.transpose(1, 2).to(carrier)
+    return dq, dk, dv
 
 
 def _piece(

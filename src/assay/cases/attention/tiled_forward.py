@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 
+from assay.cases.attention.fused import fused_kernels
 from assay.cases.attention.problem import Piece, Problem, without_minus_infinity
 
 OverKeys = Callable[[tuple[int, int]], tuple[torch.Tensor, torch.Tensor]]
@@ -27,9 +27,9 @@ class State:
 
 def forward(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """The output (heads, rows, Dv) in the plan's output format, and the log-sum-exp (heads, rows)."""
-    fused = _fused_over_keys(problem)
+    fused = fused_kernels(problem)
     if fused is not None:
-        output, sums = _attend(problem, fused)
+        output, sums = _attend(problem, partial(fused[0].over_keys, problem))
         return output.transpose(1, 2), sums
     outputs, all_sums = [], []
     by_heads: dict[int, list[Piece]] = {}
@@ -42,15 +42,6 @@ def forward(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(outputs), torch.cat(all_sums)
 
 
-def _fused_over_keys(problem: Problem) -> OverKeys | None:
-    """The CUDA kernel that does the work of `_over_keys` for all heads and rows, where it can."""
-    if not problem.q.is_cuda or find_spec("triton") is None:
-        return None
-    from assay.cases.attention import triton_tiled
-
-    return partial(triton_tiled.over_keys, problem) if triton_tiled.can_fuse(problem) else None
-
-
 def _attend(problem: Problem, over_keys: OverKeys) -> tuple[torch.Tensor, torch.Tensor]:
     plan, arithmetic = problem.plan, problem.arithmetic
     if problem.tiling.order != "split_kv":
@@ -61,9 +52,7 @@ def _attend(problem: Problem, over_keys: OverKeys) -> tuple[torch.Tensor, torch.
     return arithmetic.hold(output, plan.output), lse
 
 
-def _over_keys(
-    problem: Problem, piece: Piece, part: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _over_keys(problem: Problem, piece: Piece, part: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Online softmax over (a part of) the keys: the normalised output and the log-sum-exp."""
     state = _empty(problem, piece)
     for start, columns, blocks in problem.tiles(piece, part):
