@@ -1,0 +1,134 @@
+"""The attention kernels that this machine has, and what each is known to round: its plan and its tiling.
+
+A kernel's plan is a claim about its insides. `validate` puts it to the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from assay.cases.attention.baseline import baseline_attention
+from assay.cases.attention.plan import Plan
+from assay.cases.attention.tiled import tiled_attention
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """A real kernel and the emulation that claims to do the same."""
+
+    name: str
+    """As tables show it."""
+    call: Attention
+    """(q, k, v, causal) → output."""
+    plan: Callable[[str], Plan]
+    """From the input format: what the kernel rounds, and to what."""
+    tiling: Callable[[int, int], dict[str, Any]] | None
+    """From the query length and the head dimension: the tile sizes and tricks; None: not tiled (baseline)."""
+    notes: tuple[str, ...] = field(default=())
+    """What is known not to match, and why."""
+
+    def emulate(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, plan: Plan
+    ) -> torch.Tensor:
+        """The kernel re-implemented: tiled or baseline attention, with every step rounded as `plan` says."""
+        if self.tiling is None:
+            return baseline_attention(q, k, v, plan=plan, causal=causal)
+        return tiled_attention(q, k, v, plan=plan, causal=causal, **self.tiling(q.shape[2], q.shape[3]))
+
+
+def available_kernels(device: torch.device) -> list[Kernel]:
+    """Every kernel that runs on `device`, fastest known first."""
+    if device.type == "cpu":
+        return [_SDPA_CPU_FLASH]
+    found = [_SDPA_FLASH, _SDPA_CUDNN, _SDPA_EFFICIENT, _SDPA_MATH]
+    return [_FLASH_ATTN, *found] if find_spec("flash_attn") else found
+
+
+def _sdpa(backend: SDPBackend) -> Attention:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return call
+
+
+def _flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    from flash_attn import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
+
+    out: torch.Tensor = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+    return out.transpose(1, 2)
+
+
+def _cpu_flash_plan(fmt: str) -> Plan:
+    """Shipped, but the running dQ, dK and dV are kept in the input format, rounded after every block."""
+    return Plan.shipped(fmt).replace(dq=fmt, dk=fmt, dv=fmt, name=f"shipped {fmt}, gradients summed in {fmt}")
+
+
+def _cpu_flash_tiling(queries: int, dim: int) -> dict[str, Any]:
+    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return {"block": (rows, 512)}
+
+
+def _fa2_tiling(queries: int, dim: int) -> dict[str, Any]:
+    return {"block": (128, 128 if dim <= 64 else 64), "exp2": True}
+
+
+def _math_plan(fmt: str) -> Plan:
+    return Plan.shipped("fp32").replace(inputs=fmt, output=fmt, name=f"fp32 inside, {fmt} outside")
+
+
+_SDPA_CPU_FLASH = Kernel(
+    name="SDPA flash (CPU)",
+    call=_sdpa(SDPBackend.FLASH_ATTENTION),
+    plan=_cpu_flash_plan,
+    tiling=_cpu_flash_tiling,
+    notes=(
+        "The kernel sums dQ, dK and dV up in the input format; CUDA kernels use FP32 there.",
+        "For bf16 and fp16 it takes a shorter exponential than torch.exp, which moves single roundings of P.",
+    ),
+)
+_FA2_NOTES = ("The order of FP32 sums inside a matrix unit is not known, so single roundings move.",)
+_SDPA_FLASH = Kernel(
+    name="SDPA flash (FA2)",
+    call=_sdpa(SDPBackend.FLASH_ATTENTION),
+    plan=Plan.shipped,
+    tiling=_fa2_tiling,
+    notes=_FA2_NOTES,
+)
+_SDPA_CUDNN = Kernel(
+    name="SDPA cuDNN",
+    call=_sdpa(SDPBackend.CUDNN_ATTENTION),
+    plan=Plan.shipped,
+    tiling=lambda queries, dim: {"block": (128, 128), "exp2": True},
+    notes=("cuDNN is closed: its tile size is assumed.", *_FA2_NOTES),
+)
+_SDPA_EFFICIENT = Kernel(
+    name="SDPA efficient",
+    call=_sdpa(SDPBackend.EFFICIENT_ATTENTION),
+    plan=Plan.shipped,
+    tiling=lambda queries, dim: {"block": (64, 64), "exp2": True},
+    notes=_FA2_NOTES,
+)
+_SDPA_MATH = Kernel(
+    name="SDPA math",
+    call=_sdpa(SDPBackend.MATH),
+    plan=_math_plan,
+    tiling=None,
+    notes=("Computes in FP32 whatever its inputs are: it is no bf16 baseline.",),
+)
+_FLASH_ATTN = Kernel(
+    name="flash-attn",
+    call=_flash_attn,
+    plan=Plan.shipped,
+    tiling=_fa2_tiling,
+    notes=_FA2_NOTES,
+)

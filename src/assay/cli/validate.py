@@ -1,0 +1,96 @@
+"""`assay validate`: the emulation beside every real kernel of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from assay.cases.attention.validate import Agreement
+
+
+def validate(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    formats: Annotated[str, typer.Option(help="Input formats, separated by commas.")] = "bf16,fp16",
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    heads: Annotated[int, typer.Option(min=1)] = 4,
+    length: Annotated[int, typer.Option(min=1, help="Sequence length.")] = 1024,
+    dim: Annotated[int, typer.Option(min=1, max=256, help="Head dimension.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON and nothing else.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page that opens offline.")] = None,
+) -> None:
+    """Check the numeric re-implementation against the real attention kernels of this machine.
+
+    Exits with 1 if an emulation's RMSE against golden is not within 2% of its kernel's.
+    """
+    import torch
+
+    from assay.cases.attention.validate import validate as run
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    console = Console(stderr=True)
+    rows: list[Agreement] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
+        task = progress.add_task("golden, kernel and emulation", total=None)
+        try:
+            for row in run(
+                device=device,
+                formats=tuple(formats.split(",")),
+                shape=(batch, heads, length, dim),
+                seed=seed,
+            ):
+                rows.append(row)
+                progress.update(task, description=f"{row.kernel}, {row.format}, {row.part}")
+        except (ValueError, RuntimeError) as error:
+            console.print(f"[bold red]assay validate:[/] {error}")
+            raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps([row.as_dict() for row in rows]))
+    else:
+        _print(rows)
+    if html is not None:
+        from assay.report.validation import write_page
+
+        write_page([row.as_dict() for row in rows], html)
+        if not as_json:
+            Console().print(f"Report: {html.resolve()}", soft_wrap=True)
+    if not all(row.matches for row in rows):
+        raise typer.Exit(1)
+
+
+def _print(rows: list[Agreement]) -> None:
+    """A table for each kernel, narrow enough for a terminal of 80 columns."""
+    console = Console()
+    console.print(
+        f"{rows[0].device}, (batch, heads, length, dim) = {rows[0].shape}, inputs {rows[0].distribution}, "
+        f"seed {rows[0].seed}.\nRMSE against golden; ratio = emulation / kernel, for the kernel's own plan and for "
+        "the shipped one; ULPs between kernel and emulation.",
+        soft_wrap=True,
+    )
+    for kernel, fmt in dict.fromkeys((row.kernel, row.format) for row in rows):
+        group = [row for row in rows if (row.kernel, row.format) == (kernel, fmt)]
+        title = f"{kernel}, {fmt}: {group[0].plan}; block {group[0].tiling}"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        table.add_column("tensor", no_wrap=True)
+        for name in ("RMSE", "ratio", "shipped", "equal", "%: 0  ≤½  ≤1  ≤2  ≤4  >4"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in group:
+            table.add_row(
+                f"{row.part}{', causal' if row.causal else ''}",
+                f"{row.kernel_rmse:.2e}",
+                f"[{'green' if row.matches else 'red'}]{row.ratio:.3f}[/]",
+                f"{row.shipped_rmse / row.kernel_rmse:.3f}",
+                f"{row.bit_equal:.1%}",
+                " ".join(f"{100 * share:3.0f}" for share in row.ulp_shares),
+            )
+        console.print(table)
