@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from assay.cases.attention.arithmetic import Arithmetic, result_dtype
-from assay.cases.attention.checks import check_call, check_scale
+from assay.cases.attention.checks import check_call, check_scale, refuse_double_backward
 from assay.cases.attention.masking import Masking, Window
 from assay.cases.attention.plan import Plan
 
@@ -114,8 +114,8 @@ class _BaselineAttention(torch.autograd.Function):
         return out.to(dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        refuse_double_backward()
         rows_of: _Rows = ctx.rows
         plan, arithmetic = rows_of.plan, rows_of.arithmetic
         q, k, v, grad = (arithmetic.hold(x, plan.inputs) for x in (*ctx.saved_tensors, grad))

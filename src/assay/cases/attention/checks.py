@@ -127,3 +127,12 @@ def _check_slopes(
             f"got {slopes.dtype} {tuple(slopes.shape)}."
         )
     return slopes.expand(batch, heads)
+
+
+def refuse_double_backward() -> None:
+    """Called in backward: with create_graph=True gradients of the gradients would silently be wrong."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "Attention with a plan has no second derivative: call backward without create_graph=True, or use "
+            "golden_attention's formula in plain torch operations."
+        )

@@ -8,7 +8,7 @@ import torch
 
 from assay.cases.attention.arithmetic import result_dtype
 from assay.cases.attention.blocks import Block
-from assay.cases.attention.checks import check_call, check_scale
+from assay.cases.attention.checks import check_call, check_scale, refuse_double_backward
 from assay.cases.attention.masking import Masking, Window
 from assay.cases.attention.plan import Plan
 from assay.cases.attention.problem import Order, Problem, Tiling
@@ -102,8 +102,8 @@ class _TiledAttention(torch.autograd.Function):
         return out.unflatten(0, q.shape[:2]).to(result_dtype(q.dtype, plan))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        refuse_double_backward()
         q, k, v, out, lse = ctx.saved_tensors
         if ctx.how["tiling"].quantization is not None:
             raise ValueError("quantization is forward only, as in FA3; train with a plan without it.")
