@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 NanCodes = Literal["ieee", "single", "none"]
@@ -23,11 +23,11 @@ class Format:
     infinities: bool = True
     """Whether the format can hold ±inf."""
     nan: NanCodes = "ieee"
-    """"ieee": the whole top exponent is inf/NaN; "single": only all-ones is NaN (OCP "fn"); "none": no NaN."""
+    """"ieee": the top exponent is inf/NaN; "single": only all-ones is NaN (OCP "fn"); "none": no NaN."""
     subnormals: bool = True
     """Whether values under the smallest normal exist; without them results are flushed to zero."""
-    name: str = ""
-    """A short name; `e5m10` and the like when not given."""
+    name: str = field(default="", compare=False)
+    """A short name; `e5m10` and the like when not given. Two formats with the same values are equal."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.exponent <= 11:
@@ -57,6 +57,11 @@ class Format:
                 "Format: one exponent bit leaves no finite normal number when the top exponent is reserved. "
                 "Use infinities=False, nan='none'."
             )
+        if not self.infinities and self.exponent == 11:
+            raise ValueError(
+                "Format: 11 exponent bits without infinities reach 2^1024, which no torch dtype can carry, "
+                "got infinities=False. Use at most 10 exponent bits, or keep the infinities."
+            )
         if self.nan == "single" and self.mantissa == 0 and self.exponent == 1:
             raise ValueError("Format: E1M0 with a NaN code has no normal number left. Use nan='none'.")
         if not self.name:
@@ -77,7 +82,7 @@ class Format:
     @property
     def bias(self) -> int:
         """What is subtracted from the stored exponent."""
-        return max(2 ** (self.exponent - 1) - 1, 0) if self.exponent > 1 else 0
+        return (1 << (self.exponent - 1)) - 1
 
     @property
     def min_exponent(self) -> int:
@@ -87,7 +92,7 @@ class Format:
     @property
     def max_exponent(self) -> int:
         """Exponent of the largest finite number."""
-        top = 2**self.exponent - 1
+        top = (1 << self.exponent) - 1
         if self.nan == "ieee" or (self.nan == "single" and self.mantissa == 0):
             top -= 1
         return top - self.bias

@@ -1,0 +1,1 @@
+"""What a person looks at; it only reads rows, and needs no torch."""
