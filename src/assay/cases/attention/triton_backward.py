@@ -56,12 +56,10 @@ def gradients(
         "SKIPS": problem.skips,
         "PRECISION": product_precision(plan, *_OPERANDS),
         **format_constants(plan, "exponential", "dprobabilities", "dscores"),
-        "num_warps": 4,
         "num_stages": 1,
         "enable_fp_fusion": False,
     }
-    widest = max(dim, value_dim, *tiling.block)
-    tile = (64 if widest <= 64 else 32) // (2 if dtype == torch.float32 else 1)  # what the registers hold
+    tile, constants["num_warps"] = _launch_shape(max(dim, value_dim, *tiling.block), dtype)
     with torch.cuda.device_of(q):
         _tiled_dq[(triton.cdiv(queries, tile), heads)](
             *tensors,
@@ -83,6 +81,11 @@ def gradients(
             **constants,
         )
     return dq, dk, dv
+
+
+def _launch_shape(widest: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Rows or keys of a program and its warps: what the registers hold."""
+    return (64 if widest <= 64 else 32) // (2 if dtype == torch.float32 else 1), 4
 
 
 @triton.jit
