@@ -64,7 +64,7 @@ def bench_cpu(repeats: int) -> bool:
     equal = (spelled_out() == ours()).double().mean().item()
     pairs = [(timed(spelled_out, 1), timed(ours, 3)) for _ in range(repeats)]
     slow, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
-    good = slow / fast >= CPU_GOAL
+    good = bool(slow / fast >= CPU_GOAL)
     print(f"CPU   FA1 uniform bf16, H 2, N 4096, D 64: literal {slow:.3f} s, ours {fast:.3f} s, ", end="")
     print(f"{slow / fast:.1f}× (goal {CPU_GOAL:.0f}×), equal bits {equal:.2%}{'' if good else '  MISSED'}")
     return good
@@ -73,13 +73,16 @@ def bench_cpu(repeats: int) -> bool:
 def bench_cuda(repeats: int) -> bool:
     good = True
     torch_path = [
-        patch(f"assay.cases.attention.tiled_{way}.fused_kernels", return_value=None)
-        for way in ("forward", "backward")
+        patch(f"assay.cases.attention.tiled_{way}.fused_kernels", return_value=None) for way in ("forward", "backward")
     ]
     print(torch.cuda.get_device_name())
     for heads, length, dim in ((2, 4096, 64), (16, 4096, 128), (16, 16384, 128)):
         tensors = [x.requires_grad_() for x in inputs(heads, length, dim, "cuda")]
-        for order, plan in (("fa1", Plan.uniform("bf16")), ("fa2", Plan.shipped("bf16")), ("fa2", Plan.uniform("e5m6"))):
+        for order, plan in (
+            ("fa1", Plan.uniform("bf16")),
+            ("fa2", Plan.shipped("bf16")),
+            ("fa2", Plan.uniform("e5m6")),
+        ):
 
             def forward(order: str = order, plan: Plan = plan, tensors: list[torch.Tensor] = tensors) -> torch.Tensor:
                 return tiled_attention(*tensors, plan=plan, order=order, block=(64, 64))  # type: ignore[arg-type]
@@ -130,7 +133,10 @@ def bench_memory() -> bool:
         kilobytes, seconds = _peak_kilobytes(length)
         grown.append(kilobytes)
         scores = length * length * 4 / 2**20
-        print(f"CPU   N {length}: {kilobytes / 1024:.0f} MB more at the peak, {seconds:.2f} s (scores alone: {scores:.0f} MB)")
+        print(
+            f"CPU   N {length}: {kilobytes / 1024:.0f} MB more at the peak, {seconds:.2f} s "
+            f"(scores alone: {scores:.0f} MB)"
+        )
     share = grown[-1] * 1024 / (lengths[-1] ** 2 * 4)
     good = share <= MEMORY_GOAL
     print(f"      32k: {share:.2%} of the scores' size (goal {MEMORY_GOAL:.0%}){'' if good else '  MISSED'}")

@@ -62,9 +62,7 @@ def bench_native_on_cpu() -> bool:
             }
         )
         show(f"{name}, {CPU_COUNT:,} fp32 on CPU", times)
-        met &= at_most(
-            "ours ÷ torch round trip", times["ours"] / times["torch round trip"], AGAINST_ROUND_TRIP
-        )
+        met &= at_most("ours ÷ torch round trip", times["ours"] / times["torch round trip"], AGAINST_ROUND_TRIP)
         stored = times[f"ours, dtype={name}"] / times["torch bare cast"]
         met &= at_most(f"ours, dtype={name} ÷ torch bare cast", stored, AGAINST_BARE_CAST)
         print(f"  ours ÷ torch bare cast: {times['ours'] / times['torch bare cast']:.2f} (it writes half)")
@@ -97,9 +95,7 @@ def bench_on_cuda() -> bool:
     met = True
     for name, seconds in times.items():
         rate = 2 * 4 * CUDA_COUNT / seconds / 1e9
-        print(
-            f"  {name:28} {seconds * 1e3:8.3f} ms {rate:8.0f} GB/s {times['copy'] / seconds:6.2f} of a copy"
-        )
+        print(f"  {name:28} {seconds * 1e3:8.3f} ms {rate:8.0f} GB/s {times['copy'] / seconds:6.2f} of a copy")
         if name in NATIVE or name in EMULATED:
             met &= at_least(f"{name} bandwidth ÷ copy", times["copy"] / seconds, OF_COPY_BANDWIDTH)
     return met

@@ -95,9 +95,7 @@ def bench_cpu_deviation(size: int, repeats: int) -> list[Goal]:
     reference = torch.randn(size, generator=torch.Generator().manual_seed(0))
     actual = reference.bfloat16()
     plain = statistics.median(seconds(lambda: deviation(actual, reference)) for _ in range(repeats))
-    bare = statistics.median(
-        seconds(lambda: deviation(actual, reference, quantiles=())) for _ in range(repeats)
-    )
+    bare = statistics.median(seconds(lambda: deviation(actual, reference, quantiles=())) for _ in range(repeats))
     print(f"CPU, deviation of {size:.0e} BF16 from FP32: {plain:.2f} s, without quantiles {bare:.2f} s")
     return [Goal("CPU deviation seconds", plain, DEVIATION_CPU_SECONDS)]
 
@@ -105,7 +103,7 @@ def bench_cpu_deviation(size: int, repeats: int) -> list[Goal]:
 def two_sorts(a: Tensor, b: Tensor) -> float:
     """The plain way: sort both, then the mean distance in FP64, in pieces only to fit in memory."""
     x, y = torch.sort(a).values, torch.sort(b).values
-    parts = zip(x.split(2**25), y.split(2**25), strict=True)  # type: ignore[no-untyped-call]
+    parts = zip(x.split(2**25), y.split(2**25), strict=True)
     return sum(float((u.double() - v.double()).abs().sum()) for u, v in parts) / len(x)
 
 
@@ -151,9 +149,7 @@ def bench_cuda_deviation(size: int, repeats: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--skip-cpu", action="store_true", help="measure CUDA only")
     options = parser.parse_args()

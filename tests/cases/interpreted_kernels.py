@@ -7,7 +7,7 @@ bf16 bits, so products run in FP32 here, where 16-bit operands are exact too.
 from __future__ import annotations
 
 import os
-import sys
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -29,7 +29,7 @@ PLANS = (
 )
 
 
-def _cases() -> list[tuple[Tiling, dict[str, object]]]:
+def _cases() -> list[tuple[Tiling, dict[str, Any]]]:
     generator = torch.Generator().manual_seed(3)
     hidden = torch.rand(1, 2, 20, 29, generator=generator) > 0.3
     slopes, bias = torch.rand(2, generator=generator), torch.randn(20, 29, generator=generator)
@@ -46,10 +46,10 @@ def _cases() -> list[tuple[Tiling, dict[str, object]]]:
     ]
 
 
-def _problem(plan: Plan, tiling: Tiling, masks: dict[str, object]) -> Problem:
+def _problem(plan: Plan, tiling: Tiling, masks: dict[str, Any]) -> Problem:
     q, k, v = qkv(20, 29, heads=2, kv_heads=1, dim=24, value_dim=20)
-    defaults: dict[str, object] = {"causal": False, "window": None, "bias": None, "alibi_slopes": None}
-    masking = check_call(q, k, v, **(defaults | masks))  # type: ignore[arg-type]
+    defaults: dict[str, Any] = {"causal": False, "window": None, "bias": None, "alibi_slopes": None}
+    masking = check_call(q, k, v, **(defaults | masks))
     return Problem(q, k, v, plan=plan, tiling=tiling, masking=masking, scale=24**-0.5)
 
 
@@ -63,8 +63,8 @@ def _check(name: str, plan: Plan, fused: torch.Tensor, torch_path: torch.Tensor)
 def main() -> None:
     """Every plan with every tiling, forward and backward."""
     np.seterr(all="ignore")  # the interpreter computes log(0) and −inf + inf where the kernel does
-    triton_forward.product_dtype = lambda plan, *steps: torch.float32  # type: ignore[attr-defined]
-    triton_backward.product_dtype = lambda plan, *steps: torch.float32  # type: ignore[attr-defined]
+    for module in (triton_forward, triton_backward):
+        setattr(module, "product_dtype", lambda plan, *steps: torch.float32)  # noqa: B010
     checked = 0
     for plan in PLANS:
         for tiling, masks in _cases():
@@ -72,8 +72,8 @@ def main() -> None:
             grad = torch.randn(2, 20, 20, generator=torch.Generator().manual_seed(9))
             results = []
             for kernels in (None, (triton_forward, triton_backward)):
-                tiled_forward.fused_kernels = lambda _, kernels=kernels: kernels  # type: ignore[attr-defined]
-                tiled_backward.fused_kernels = lambda _, kernels=kernels: kernels  # type: ignore[attr-defined]
+                for module in (tiled_forward, tiled_backward):
+                    setattr(module, "fused_kernels", lambda _, kernels=kernels: kernels)  # noqa: B010
                 out, lse = tiled_forward.forward(problem)
                 results.append((out, *tiled_backward.backward(problem, out, lse, grad)))
             for name, mine, reference in zip(("output", "dq", "dk", "dv"), *reversed(results), strict=True):
@@ -83,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,7 +17,12 @@ def sees(masked: bool, queries: int, keys: int, i: int, j: int) -> bool:
 
 
 def _tile_scores(
-    q: torch.Tensor, k: torch.Tensor, scale: float, causal: bool, start: tuple[int, int], total: tuple[int, int]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    scale: float,
+    causal: bool,
+    start: tuple[int, int],
+    total: tuple[int, int],
 ) -> torch.Tensor:
     s = (q @ k.T) * scale
     if causal:

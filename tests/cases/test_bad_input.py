@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,11 @@ Q, K, V = qkv(8, 8, heads=4, kv_heads=2, dim=8)
 @pytest.mark.parametrize(
     ("inputs", "kwargs", "says"),
     [
-        ((Q[0], K, V), {}, r"q must have the shape \(batch, heads, length, head dimension\), got \(4, 8, 8\)"),
+        (
+            (Q[0], K, V),
+            {},
+            r"q must have the shape \(batch, heads, length, head dimension\), got \(4, 8, 8\)",
+        ),
         ((Q.int(), K, V), {}, "q must be float64, float32, bfloat16 or float16, got torch.int32"),
         ((Q, K, V.bfloat16()), {}, "one dtype, got torch.float32, torch.float32, torch.bfloat16"),
         ((Q, K.to("meta"), V), {}, "one device, got cpu, meta, cpu"),
@@ -51,7 +56,10 @@ Q, K, V = qkv(8, 8, heads=4, kv_heads=2, dim=8)
     ],
 )
 def test_every_attention_says_what_is_wrong(
-    attention: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], kwargs: dict[str, object], says: str
+    attention: Callable[..., torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
+    kwargs: dict[str, Any],
+    says: str,
 ) -> None:
     with pytest.raises(ValueError, match=says):
         attention(*inputs, **kwargs)
@@ -70,9 +78,9 @@ def test_every_attention_says_what_is_wrong(
         ({"tie_shift": 1.0}, "tie_shift .* must be greater than 1"),
     ],
 )
-def test_tiling_says_what_is_wrong(kwargs: dict[str, object], says: str) -> None:
+def test_tiling_says_what_is_wrong(kwargs: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        tiled_attention(Q, K, V, plan=PLAN, **kwargs)  # type: ignore[arg-type]
+        tiled_attention(Q, K, V, plan=PLAN, **kwargs)
 
 
 def test_quantization_says_what_is_wrong() -> None:
@@ -117,12 +125,12 @@ def test_rows_that_see_nothing_are_zero_with_zero_gradients(attention: Callable[
 
 @pytest.mark.parametrize("order", ["fa1", "fa2", "split_kv"])
 @pytest.mark.parametrize("fmt", ["bf16", "fp16", "fp32", "fp8_e4m3"])
-def test_bool_masks_that_hide_whole_rows(order: str, fmt: str) -> None:
+def test_bool_masks_that_hide_whole_rows(order: Any, fmt: str) -> None:
     q, k, v = qkv(10, 40, dim=8)
     mask = torch.rand(10, 40, generator=torch.Generator().manual_seed(0)) > 0.7
     mask[3] = False
     plan = Plan.uniform(fmt).replace(saturate=True)
-    out = tiled_attention(q, k, v, plan=plan, order=order, bias=mask, block=(4, 8))  # type: ignore[arg-type]
+    out = tiled_attention(q, k, v, plan=plan, order=order, bias=mask, block=(4, 8))
     assert torch.isfinite(out).all()
     assert (out[0, 0, 3] == 0).all()
     assert (out[0, 0, 4] != 0).any()
@@ -132,15 +140,15 @@ def test_bool_masks_that_hide_whole_rows(order: str, fmt: str) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("order", ["baseline", "fa1", "fa2", "split_kv"])
-def test_nan_and_inf_travel_as_in_fp64(where: str, value: float, causal: bool, order: str) -> None:
-    inputs = dict(zip("qkv", qkv(40, 40, dim=8), strict=True))
+def test_nan_and_inf_travel_as_in_fp64(where: str, value: float, causal: bool, order: Any) -> None:
+    inputs: dict[str, Any] = dict(zip("qkv", qkv(40, 40, dim=8), strict=True))
     inputs[where][0, 0, 20, 3] = value
     golden = golden_attention(**inputs, causal=causal)
     plan = Plan.shipped("bf16")
     if order == "baseline":
         out = baseline_attention(**inputs, plan=plan, causal=causal)
     else:
-        out = tiled_attention(**inputs, plan=plan, order=order, block=(8, 8), causal=causal)  # type: ignore[arg-type]
+        out = tiled_attention(**inputs, plan=plan, order=order, block=(8, 8), causal=causal)
     assert not torch.isfinite(golden).all()
     assert torch.equal(torch.isnan(out), torch.isnan(golden))
     assert torch.equal(torch.isinf(out), torch.isinf(golden))

@@ -49,7 +49,7 @@ def test_chunks_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_agrees_with_sdpa_in_fp64(causal: bool) -> None:
     q, k, v = (x.double() for x in qkv(32, 32, batch=2, heads=4, kv_heads=2))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
+    out = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal, enable_gqa=True)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(golden_attention(q, k, v, causal=causal), out, rtol=0, atol=1e-14)
     theirs = torch.autograd.grad(out, leaves, grad)
@@ -61,7 +61,13 @@ def test_masks_agree_with_sdpa_on_an_explicit_mask() -> None:
     """Causal and window, bottom-right aligned, written out element by element."""
     q, k, v = (x.double() for x in qkv(20, 33, heads=3))
     slopes = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
-    for causal, window in ((True, None), (False, (4, 2)), (True, (5, None)), (False, (None, 3)), (True, (6, 4))):
+    for causal, window in (
+        (True, None),
+        (False, (4, 2)),
+        (True, (5, None)),
+        (False, (None, 3)),
+        (True, (6, 4)),
+    ):
         mask = torch.full((3, 20, 33), -math.inf, dtype=torch.float64)
         for i in range(20):
             for j in range(33):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-MASKS: dict[str, dict[str, object]] = {
+MASKS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
     "window": {"window": (30, 10)},
@@ -25,50 +27,55 @@ MASKS: dict[str, dict[str, object]] = {
 }
 
 
-def run(
-    device: str, plan: Plan, masks: dict[str, object], fused: bool = True, shape: tuple[int, int] = (150, 203), **how: object
-) -> tuple[torch.Tensor, ...]:
-    """Output and gradients on `device`; the fused kernels or the torch path."""
-    tensors = [round_to(x, plan.inputs).to(device) for x in qkv(*shape, heads=4, kv_heads=2, dim=48, value_dim=40)]
+def run(device: str, plan: Plan, masks: str, fused: bool = True, **how: Any) -> tuple[torch.Tensor, ...]:
+    """Output and gradients on `device`, by the fused kernels or by torch operations."""
+    shape = (150, 203)
+    inputs = qkv(*shape, heads=4, kv_heads=2, dim=48, value_dim=40)
+    leaves = [round_to(x, plan.inputs).to(device).requires_grad_() for x in inputs]
     generator = torch.Generator().manual_seed(5)
-    masks = dict(masks)
-    if "alibi_slopes" in masks:
-        masks["alibi_slopes"] = torch.rand(4, generator=generator).to(device)
-    if "bias" in masks:
+    how |= MASKS[masks]
+    if "alibi_slopes" in how:
+        how["alibi_slopes"] = torch.rand(4, generator=generator).to(device)
+    if "bias" in how:
         bias = torch.randn(4, *shape, generator=generator)
-        masks["bias"] = (bias if masks["bias"] == "float" else bias > 0).to(device)
+        how["bias"] = (bias if how["bias"] == "float" else bias > 0).to(device)
     grad = round_to(torch.randn(1, 4, shape[0], 40, generator=generator), plan.inputs).to(device)
-    leaves = [x.requires_grad_() for x in tensors]
-    forward, backward = (f"assay.cases.attention.tiled_{way}.fused_kernels" for way in ("forward", "backward"))
-    if fused:
-        out = tiled_attention(*leaves, plan=plan, **masks, **how)  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        for way in ("forward", "backward") if not fused else ():
+            stack.enter_context(patch(f"assay.cases.attention.tiled_{way}.fused_kernels", return_value=None))
+        out = tiled_attention(*leaves, plan=plan, **how)
         grads = torch.autograd.grad(out, leaves, grad.to(out.dtype))
-    else:
-        with patch(forward, return_value=None), patch(backward, return_value=None):
-            out = tiled_attention(*leaves, plan=plan, **masks, **how)  # type: ignore[arg-type]
-            grads = torch.autograd.grad(out, leaves, grad.to(out.dtype))
     return out.detach().cpu(), *(g.cpu() for g in grads)
 
 
-@pytest.mark.parametrize("order", ["fa1", "fa2", "split_kv"])
-@pytest.mark.parametrize("masks", MASKS)
-@pytest.mark.parametrize("fmt", ["bf16", "fp16", "fp8_e4m3", "tf32", "fp32"])
-def test_cuda_agrees_with_cpu(fmt: str, masks: str, order: str) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "masks", "order"),
+    [
+        *(("bf16", masks, "fa2") for masks in MASKS),
+        *(("bf16", masks, "fa1") for masks in ("full", "causal", "window")),
+        *((fmt, "causal", "fa1") for fmt in ("fp16", "fp8_e4m3", "e5m6", "tf32", "fp32")),
+        ("bf16", "causal", "split_kv"),
+    ],
+)
+@pytest.mark.parametrize("saturate", [False, True])
+def test_cuda_agrees_with_cpu(fmt: str, masks: str, order: str, saturate: bool) -> None:
     """The same roundings on both: what differs is the order of FP32 sums and the last bit of exp."""
-    plan = Plan.uniform(fmt).replace(saturate=True)
-    how: dict[str, object] = {"order": order, "block": (32, 50)}
-    eps = plan.output.epsilon
+    if fmt == "fp8_e4m3" and not saturate:
+        pytest.skip("row sums beyond 448 are NaN in fp8_e4m3")
+    plan = Plan.uniform(fmt).replace(saturate=saturate)
+    how: dict[str, Any] = {"order": order, "block": (32, 50)}
+    cpu = run("cpu", plan, masks, **how)
+    budget = plan.output.epsilon / 2 if plan.output.epsilon > 1e-6 else 2e-6
     for fused in (True, False):
-        for cpu, cuda in zip(run("cpu", plan, MASKS[masks], **how), run("cuda", plan, MASKS[masks], fused, **how), strict=True):
-            difference = deviation(cuda, cpu)
-            assert difference.relative <= (eps / 2 if eps > 1e-6 else 2e-6)
+        for ours, reference in zip(run("cuda", plan, masks, fused, **how), cpu, strict=True):
+            assert deviation(ours, reference).relative <= budget
 
 
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("fmt", ["bf16", "fp16"])
 def test_shipped_plan_has_the_same_error_on_both(fmt: str, masks: str) -> None:
     plan = Plan.shipped(fmt)
-    for cpu, cuda in zip(run("cpu", plan, MASKS[masks]), run("cuda", plan, MASKS[masks]), strict=True):
+    for cpu, cuda in zip(run("cpu", plan, masks), run("cuda", plan, masks), strict=True):
         assert deviation(cuda, cpu).relative <= plan.output.epsilon / 4
 
 
@@ -76,15 +83,15 @@ def test_paper_block_on_cuda() -> None:
     q, k, v = (round_to(x, "bf16").cuda() for x in qkv(1024, 1024, heads=2, dim=64))
     golden = golden_attention(q, k, v)
     for order in ("fa1", "fa2"):
-        plan = Plan.uniform("bf16")
-        cuda = tiled_attention(q, k, v, plan=plan, order=order, block=(50, 50))  # type: ignore[arg-type]
-        cpu = tiled_attention(q.cpu(), k.cpu(), v.cpu(), plan=plan, order=order, block=(50, 50))  # type: ignore[arg-type]
+        how: dict[str, Any] = {"plan": Plan.uniform("bf16"), "order": order, "block": (50, 50)}
+        cuda = tiled_attention(q, k, v, **how)
+        cpu = tiled_attention(q.cpu(), k.cpu(), v.cpu(), **how)
         here, there = deviation(cuda, golden).rmse, deviation(cpu, golden.cpu()).rmse
         assert here == pytest.approx(there, rel=0.02)
 
 
 def test_null_is_exactly_zero_on_cuda() -> None:
-    first, second = (run("cuda", Plan.uniform("bf16"), {"causal": True}) for _ in range(2))
+    first, second = (run("cuda", Plan.uniform("bf16"), "causal") for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,10 +14,10 @@ from tests.cases.test_tiled_forward import NATIVE, assert_same_up_to_sums
 
 
 def gradients(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, **kwargs: object
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, **kwargs: Any
 ) -> tuple[torch.Tensor, ...]:
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = tiled_attention(*leaves, **kwargs)  # type: ignore[arg-type]
+    out = tiled_attention(*leaves, **kwargs)
     return torch.autograd.grad(out, leaves, grad.to(out.dtype))
 
 
@@ -40,11 +42,11 @@ def test_equals_the_literal_double_loop(fmt: str, shape: tuple[int, int], block:
 
 @pytest.mark.parametrize("order", ["fa1", "fa2", "split_kv"])
 @pytest.mark.parametrize("masks", [{}, {"causal": True}, {"window": (9, 4)}])
-def test_fp64_plan_is_golden(order: str, masks: dict[str, object]) -> None:
+def test_fp64_plan_is_golden(order: str, masks: dict[str, Any]) -> None:
     q, k, v = (x.double() for x in qkv(45, 61, batch=2, heads=4, kv_heads=2, dim=24, value_dim=20))
     grad = random_like(2, 4, 45, 20).double()
     ours = gradients(q, k, v, grad, plan=Plan.fp64(), order=order, exp2=True, block=(16, 10), **masks)
-    golden = golden_gradients(q, k, v, grad, **masks)  # type: ignore[arg-type]
+    golden = golden_gradients(q, k, v, grad, **masks)
     for mine, truth in zip(ours, golden, strict=True):
         torch.testing.assert_close(mine, truth, rtol=0, atol=1e-13)
 
@@ -61,7 +63,7 @@ def test_autograd_agrees_with_finite_differences() -> None:
 def test_pieces_change_no_bit_of_rounded_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(130, 150, heads=4, kv_heads=2, dim=16)
     grad = random_like(1, 4, 130, 16)
-    kwargs: dict[str, object] = {"plan": Plan.uniform("bf16"), "block": (16, 32), "causal": True}
+    kwargs: dict[str, Any] = {"plan": Plan.uniform("bf16"), "block": (16, 32), "causal": True}
     whole = gradients(q, k, v, grad, **kwargs)
     monkeypatch.setattr(problem, "_ROWS_AT_ONCE", 32)
     monkeypatch.setitem(problem._TILE_ELEMENTS, "cpu", 600)

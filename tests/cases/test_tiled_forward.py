@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,14 +30,12 @@ def assert_same_up_to_sums(actual: torch.Tensor, expected: torch.Tensor) -> None
 @pytest.mark.parametrize("fmt", NATIVE)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("shape", "block"), [((96, 96), (32, 32)), ((70, 83), (16, 25)), ((83, 70), (50, 7))])
-def test_equals_the_literal_double_loop(
-    fmt: str, causal: bool, shape: tuple[int, int], block: tuple[int, int]
-) -> None:
+def test_equals_the_literal_double_loop(fmt: str, causal: bool, shape: tuple[int, int], block: tuple[int, int]) -> None:
     q, k, v = (x.to(NATIVE[fmt]) for x in qkv(*shape, dim=32))
-    kwargs = {"plan": Plan.uniform(fmt), "block": block, "causal": causal}
-    ours = tiled_attention(q, k, v, order="fa1", **kwargs)[0, 0]  # type: ignore[arg-type]
+    kwargs: dict[str, Any] = {"plan": Plan.uniform(fmt), "block": block, "causal": causal}
+    ours = tiled_attention(q, k, v, order="fa1", **kwargs)[0, 0]
     assert_same_up_to_sums(ours, literal.fa1(q[0, 0], k[0, 0], v[0, 0], block, causal))
-    ours = tiled_attention(q, k, v, order="fa2", **kwargs)[0, 0]  # type: ignore[arg-type]
+    ours = tiled_attention(q, k, v, order="fa2", **kwargs)[0, 0]
     assert_same_up_to_sums(ours, literal.fa2(q[0, 0], k[0, 0], v[0, 0], block, causal)[0])
 
 
@@ -43,32 +43,33 @@ def test_pieces_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(130, 150, heads=6, kv_heads=2, dim=16)
     for order in ("fa1", "fa2", "split_kv"):
         for causal in (False, True):
-            kwargs = {"plan": Plan.uniform("bf16"), "order": order, "block": (16, 32), "causal": causal}
-            whole = tiled_attention(q, k, v, **kwargs)  # type: ignore[arg-type]
+            kwargs: dict[str, Any] = {"plan": Plan.uniform("bf16"), "order": order, "block": (16, 32), "causal": causal}
+            whole = tiled_attention(q, k, v, **kwargs)
             with monkeypatch.context() as patch:
                 patch.setattr("assay.cases.attention.problem._ROWS_AT_ONCE", 32)
                 patch.setitem(problem._TILE_ELEMENTS, "cpu", 600)
-                pieces = tiled_attention(q, k, v, **kwargs)  # type: ignore[arg-type]
+                pieces = tiled_attention(q, k, v, **kwargs)
             assert torch.equal(whole, pieces)
 
 
 @pytest.mark.parametrize("order", ["fa1", "fa2", "split_kv"])
 @pytest.mark.parametrize("exp2", [False, True])
 @pytest.mark.parametrize("masks", ["none", "causal", "window", "bias", "bool", "alibi"])
-def test_fp64_plan_is_golden(order: str, exp2: bool, masks: str) -> None:
+def test_fp64_plan_is_golden(order: Any, exp2: bool, masks: str) -> None:
     """In FP64 every order and trick is the same function: what is left is FP64's own rounding."""
     q, k, v = (x.double() for x in qkv(45, 61, batch=2, heads=4, kv_heads=2, dim=24, value_dim=20))
     generator = torch.Generator().manual_seed(1)
-    mask: dict[str, object] = {
+    kinds: dict[str, dict[str, Any]] = {
         "none": {},
         "causal": {"causal": True},
         "window": {"window": (7, 3)},
         "bias": {"bias": torch.randn(2, 1, 45, 61, generator=generator)},
         "bool": {"bias": torch.rand(4, 45, 61, generator=generator) > 0.5},
         "alibi": {"alibi_slopes": torch.rand(4, generator=generator), "causal": True},
-    }[masks]  # type: ignore[assignment]
-    golden = golden_attention(q, k, v, **mask)  # type: ignore[arg-type]
-    ours = tiled_attention(q, k, v, plan=Plan.fp64(), order=order, exp2=exp2, block=(16, 10), splits=3, **mask)  # type: ignore[arg-type]
+    }
+    mask = kinds[masks]
+    golden = golden_attention(q, k, v, **mask)
+    ours = tiled_attention(q, k, v, plan=Plan.fp64(), order=order, exp2=exp2, block=(16, 10), splits=3, **mask)
     assert ours.dtype == torch.float64
     torch.testing.assert_close(ours, golden, rtol=0, atol=2e-15 * 8)
 
@@ -83,11 +84,11 @@ def test_fp64_plan_is_golden(order: str, exp2: bool, masks: str) -> None:
         {"lazy_threshold": 8.0, "exp2": True, "probability_shift": 3, "causal": True},
     ],
 )
-def test_tricks_do_not_change_the_function(tricks: dict[str, object]) -> None:
+def test_tricks_do_not_change_the_function(tricks: dict[str, Any]) -> None:
     q, k, v = (x.double() for x in qkv(40, 64, dim=16))
     k[:, :, 5] = k[:, :, 9]  # tied scores in one block
     golden = golden_attention(q, k, v, causal=bool(tricks.get("causal")))
-    ours = tiled_attention(q, k, v, plan=Plan.fp64(), block=(16, 16), **tricks)  # type: ignore[arg-type]
+    ours = tiled_attention(q, k, v, plan=Plan.fp64(), block=(16, 16), **tricks)
     torch.testing.assert_close(ours, golden, rtol=0, atol=1e-14)
 
 

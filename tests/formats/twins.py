@@ -46,8 +46,8 @@ TWINS = [pytest.param(scalar, id="scalar"), *TENSOR_TWINS]
 
 def assert_same(actual: Array, expected: Array, x: Array) -> None:
     """Equal values, equal signs of zeros, NaN where NaN is; the first difference is shown."""
-    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
         equal = (actual == expected) & (np.signbit(actual) == np.signbit(expected))
     wrong = np.flatnonzero(~(equal | (np.isnan(actual) & np.isnan(expected))))
     if wrong.size:

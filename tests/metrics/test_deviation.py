@@ -154,9 +154,7 @@ def test_one_element_says_nothing_about_its_bias() -> None:
         (NAN, NAN, 0),
     ],
 )
-def test_nonfinite_pairs(
-    a: float, r: float, mismatches: int, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nonfinite_pairs(a: float, r: float, mismatches: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CPU_CHUNK", chunk)
     actual = torch.tensor([[1.0, 2.0, 3.5], [a, 5.0, 6.0]])
     reference = torch.tensor([[1.0, 2.0, 3.0], [r, 5.0, 6.25]])

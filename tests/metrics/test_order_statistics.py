@@ -31,9 +31,7 @@ def test_every_rank(values: list[float], limit: int, data: st.DataObject) -> Non
     assert found == [sorted(values)[rank] for rank in ranks]
 
 
-@pytest.mark.parametrize(
-    "values", [[0.0] * 50, [5e-324] * 20 + [1.0] * 30, [1 + k * 2.0**-52 for k in range(50)]]
-)
+@pytest.mark.parametrize("values", [[0.0] * 50, [5e-324] * 20 + [1.0] * 30, [1 + k * 2.0**-52 for k in range(50)]])
 def test_ties_and_neighbours(values: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GATHER_LIMIT", 4)
     x = torch.tensor(values, dtype=torch.float64)

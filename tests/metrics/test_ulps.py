@@ -17,7 +17,7 @@ DTYPES = [("fp16", np.float16), ("fp32", np.float32), ("fp64", np.float64), ("bf
 
 def grid(dtype: DTypeLike) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Values of many binades: zero, subnormals, powers of two and their neighbours, both signs."""
-    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    info = ml_dtypes.finfo(dtype)
     rng = np.random.default_rng(0)
     powers = np.exp2(np.arange(info.minexp - 3, info.maxexp - 1, dtype=np.float64))
     values = np.concatenate([[0.0], powers, powers * rng.uniform(1, 2, len(powers))]).astype(dtype)
@@ -40,9 +40,7 @@ def test_numpy_spacing(name: str, dtype: DTypeLike) -> None:
     spacing = np.spacing(np.abs(values).astype(dtype)).astype(np.float64)
     ulps = ulp_distance(torch.from_numpy(3.25 * spacing), torch.from_numpy(values), get(name))
     keep = spacing > np.finfo(np.float64).tiny  # 3.25 times a subnormal is rounded
-    assert torch.equal(
-        ulps[torch.from_numpy(keep)], torch.full((int(keep.sum()),), 3.25, dtype=torch.float64)
-    )
+    assert torch.equal(ulps[torch.from_numpy(keep)], torch.full((int(keep.sum()),), 3.25, dtype=torch.float64))
 
 
 def test_steps_within_a_binade() -> None:

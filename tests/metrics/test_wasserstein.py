@@ -95,9 +95,7 @@ def test_translation_scale_and_permutation(
 @pytest.mark.parametrize("chunk", [1, 10, 64])
 @pytest.mark.parametrize(("n", "m"), [(64, 64), (63, 63), (129, 129), (64, 128), (65, 130), (7, 100)])
 @pytest.mark.parametrize("p", [1, 2])
-def test_sizes_around_the_chunk(
-    n: int, m: int, chunk: int, p: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_around_the_chunk(n: int, m: int, chunk: int, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = draw(n, 1), draw(m, 2)
     whole = wasserstein(a, b, p)
     monkeypatch.setattr(chunks, "CPU_CHUNK", chunk)

@@ -31,12 +31,9 @@ def validate(
 
     Exits with 1 if an emulation's RMSE against golden is not within 2% of its kernel's.
     """
-    import torch
-
     from assay.cases.attention.validate import validate as run
+    from assay.cli.devices import find_device
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     console = Console(stderr=True)
     rows: list[Agreement] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -44,7 +41,7 @@ def validate(
         task = progress.add_task("golden, kernel and emulation", total=None)
         try:
             for row in run(
-                device=device,
+                device=find_device(device),
                 formats=tuple(formats.split(",")),
                 shape=(batch, heads, length, dim),
                 seed=seed,

@@ -32,9 +32,7 @@ def check_carrier(dtype: torch.dtype) -> None:
     """Raise a ValueError unless `dtype` is a floating-point dtype that can be rounded."""
     if dtype not in _FORMAT_OF:
         known = ", ".join(str(d).removeprefix("torch.") for d in _FORMAT_OF)
-        raise ValueError(
-            f"Only {known} tensors can be rounded, got {dtype}. Convert x first, e.g. x.float()."
-        )
+        raise ValueError(f"Only {known} tensors can be rounded, got {dtype}. Convert x first, e.g. x.float().")
 
 
 @lru_cache(maxsize=1024)

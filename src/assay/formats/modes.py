@@ -22,9 +22,7 @@ def check_rounding(rounding: str) -> None:
     raise ValueError(f"Unknown rounding {rounding!r}. {hint}Known: {', '.join(ROUNDINGS)}.")
 
 
-def overflow_magnitude(
-    format: Format, rounding: str, saturate: bool, *, negative: bool, infinite: bool
-) -> float:
+def overflow_magnitude(format: Format, rounding: str, saturate: bool, *, negative: bool, infinite: bool) -> float:
     """The magnitude that stands for a value beyond the range: the format's max, inf or NaN.
 
     `negative` is the sign of the value, `infinite` whether it was an infinity before rounding (an

@@ -69,9 +69,7 @@ def _check(x: Tensor, rounding: str, generator: torch.Generator | None) -> None:
     if generator is None:
         return
     if rounding != "stochastic":
-        raise ValueError(
-            f"A generator is only used by rounding='stochastic', got rounding={rounding!r}. Leave it out."
-        )
+        raise ValueError(f"A generator is only used by rounding='stochastic', got rounding={rounding!r}. Leave it out.")
     if generator.device.type != x.device.type:
         raise ValueError(
             f"The generator must be on the device of x ({x.device}), got one on {generator.device}. "
@@ -85,8 +83,7 @@ def _checked_dtype(dtype: torch.dtype | None, default: torch.dtype, format: Form
     check_carrier(dtype)
     if not holds(dtype, format):
         raise ValueError(
-            f"dtype must hold every value of {format}, but {dtype} does not. "
-            f"Use {default}, or leave dtype out."
+            f"dtype must hold every value of {format}, but {dtype} does not. Use {default}, or leave dtype out."
         )
     return dtype
 

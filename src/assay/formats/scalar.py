@@ -56,9 +56,7 @@ def round_scalar(
     return math.copysign(magnitude, x)
 
 
-def _round_unbounded(
-    x: Fraction, format: Format, rounding: str, negative: bool, random: float | None
-) -> Fraction:
+def _round_unbounded(x: Fraction, format: Format, rounding: str, negative: bool, random: float | None) -> Fraction:
     """`x` ≥ 0 as a multiple of the format's spacing at `x`, however large it gets."""
     if x == 0:
         return x

@@ -132,10 +132,7 @@ def _is_plain(request: Request, carrier: _Carrier) -> bool:
     """Whether `_round_plain` can do it: nearest even, no flushing, neither all nor none of the mantissa."""
     lift = carrier.mantissa - request.format.mantissa
     return (
-        request.rounding == "nearest_even"
-        and request.format.subnormals
-        and request.format.mantissa > 0
-        and lift >= 2
+        request.rounding == "nearest_even" and request.format.subnormals and request.format.mantissa > 0 and lift >= 2
     )
 
 
@@ -165,9 +162,7 @@ def _round_plain(x: Tensor, request: Request, carrier: _Carrier, out: Tensor, sc
     out.view(carrier.integer).bitwise_or_(signs)  # for the zeros; these two are faster than copysign
 
 
-def _round_by_magic_number(
-    x: Tensor, request: Request, carrier: _Carrier, magnitude: Tensor, scratch: Tensor
-) -> None:
+def _round_by_magic_number(x: Tensor, request: Request, carrier: _Carrier, magnitude: Tensor, scratch: Tensor) -> None:
     magic = _magic_numbers(x, request.format, carrier, out=scratch)
     torch.abs(x, out=magnitude)
     if request.format.mantissa < carrier.mantissa:
@@ -211,9 +206,7 @@ def _redirect(magnitude: Tensor, x: Tensor, *, spacing: Tensor, request: Request
     torch.where(step, magnitude + spacing, magnitude, out=magnitude)
 
 
-def _round_by_integers(
-    x: Tensor, request: Request, carrier: _Carrier, magnitude: Tensor, scratch: Tensor
-) -> None:
+def _round_by_integers(x: Tensor, request: Request, carrier: _Carrier, magnitude: Tensor, scratch: Tensor) -> None:
     bits = scratch.view(carrier.integer)
     torch.bitwise_and(x.view(carrier.integer), carrier.magnitude, out=bits)
     _cut(bits, x, request, carrier, out=magnitude.view(carrier.integer))

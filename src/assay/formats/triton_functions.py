@@ -52,9 +52,7 @@ def device_constants(format: Format, *, saturate: bool = False) -> DeviceConstan
             "Use at most 8 exponent bits and 23 mantissa bits."
         )
     overflow = overflow_code(format, "nearest_even", saturate, infinite=True)
-    return DeviceConstants(
-        format.mantissa, format.min_exponent, format.max, overflow, flush=not format.subnormals
-    )
+    return DeviceConstants(format.mantissa, format.min_exponent, format.max, overflow, flush=not format.subnormals)
 
 
 def overflow_code(
@@ -176,9 +174,7 @@ def _redirect(
 
 
 @triton.jit
-def _round_by_integers(
-    x: tl.tensor, random: tl.tensor, ROUNDING: tl.constexpr, MANTISSA: tl.constexpr
-) -> tl.tensor:
+def _round_by_integers(x: tl.tensor, random: tl.tensor, ROUNDING: tl.constexpr, MANTISSA: tl.constexpr) -> tl.tensor:
     WIDTH: tl.constexpr = 52 if x.dtype == tl.float64 else 23
     CUT: tl.constexpr = WIDTH - MANTISSA
     exact = tl.abs(x)

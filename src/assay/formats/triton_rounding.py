@@ -13,7 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.formats.torch_rounding import Request
-from assay.formats.triton_functions import copy_sign, overflow_code, overflow_value, round_unbounded
+from assay.formats.triton_functions import (
+    LARGEST,
+    copy_sign,
+    overflow_code,
+    overflow_value,
+    round_unbounded,
+)
 
 _BLOCK, _WARPS = 2048, 8  # eight values for each thread: two 16-byte loads of fp32
 
@@ -78,7 +84,9 @@ def _round_kernel(
     rounded = round_unbounded(x, random, ROUNDING, MANTISSA, MIN_EXPONENT, FLUSH)
     beyond = tl.where(x < 0, overflow_value(x, MAX, NEGATIVE), overflow_value(x, MAX, POSITIVE))
     beyond = tl.where(tl.abs(x) == float("inf"), overflow_value(x, MAX, INFINITE), beyond)
-    rounded = copy_sign(tl.where(rounded > MAX, beyond, rounded), x)
+    # A bare MAX would be taken for fp32, and 65535.99 for 65536.
+    largest = overflow_value(x, MAX, LARGEST)
+    rounded = copy_sign(tl.where(rounded > largest, beyond, rounded), x)
     tl.store(out_pointer + offsets, rounded.to(out_pointer.dtype.element_ty), mask=inside)
 
 

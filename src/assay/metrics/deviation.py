@@ -128,9 +128,7 @@ def deviation(
 
 def _check_options(quantiles: Sequence[float], confidence: float) -> None:
     if not all(0.0 <= q <= 1.0 for q in quantiles):
-        raise ValueError(
-            f"deviation: quantiles must lie in [0, 1], got {tuple(quantiles)}. Use 0.99 for 99%."
-        )
+        raise ValueError(f"deviation: quantiles must lie in [0, 1], got {tuple(quantiles)}. Use 0.99 for 99%.")
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"deviation: confidence must lie in (0, 1), got {confidence}. Use 0.95 for 95%.")
 

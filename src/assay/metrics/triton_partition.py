@@ -83,7 +83,7 @@ def partition(x: Tensor, pivots: Tensor) -> list[Tensor]:
     counts = torch.empty((buckets, blocks), dtype=torch.int64, device=x.device)
     out = torch.empty_like(x)
     # Triton launches on the current device, which need not be x's. For a CPU tensor this does nothing.
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x):
         _count_kernel[(blocks,)](x, pivots, counts, x.numel(), buckets, BLOCK)
         ends = counts.view(-1).cumsum(0)
         _scatter_kernel[(blocks,)](x, pivots, ends - counts.view(-1), out, x.numel(), buckets, BLOCK)

@@ -14,6 +14,7 @@ import torch
 
 from assay.cases.attention.plan import STEPS, Plan
 from assay.formats.catalog import BF16, FP16, FP32, FP64
+from assay.formats.modes import Rounding
 from assay.formats.rounding import round_to
 from assay.formats.spec import Format
 
@@ -93,7 +94,7 @@ class Arithmetic:
         """The product with an accumulator that rounds after every `accumulator_width` products."""
         plan, length = self.plan, a.shape[-1]
         a, b = a.to(self.carrier), b.to(self.carrier)
-        rounding = "toward_zero" if plan.accumulator_truncates else "nearest_even"
+        rounding: Rounding = "toward_zero" if plan.accumulator_truncates else "nearest_even"
         total: torch.Tensor | None = None
         partial: torch.Tensor | None = None
         with _ieee_matmul():

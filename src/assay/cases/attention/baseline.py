@@ -47,9 +47,7 @@ class _Rows:
         self.plan, self.masking, self.scale = plan, masking, scale
         self.arithmetic = Arithmetic(plan)
 
-    def probabilities(
-        self, q: torch.Tensor, k: torch.Tensor, head: tuple[int, int], rows: slice
-    ) -> torch.Tensor:
+    def probabilities(self, q: torch.Tensor, k: torch.Tensor, head: tuple[int, int], rows: slice) -> torch.Tensor:
         """P, normalised, in the format of the normalisation."""
         plan, arithmetic = self.plan, self.arithmetic
         s = arithmetic.dot(q, k.T, plan.scores)
@@ -129,7 +127,7 @@ class _BaselineAttention(torch.autograd.Function):
             weighed = p.to(arithmetic.carrier) * dp.to(arithmetic.carrier)
             delta = arithmetic.hold(weighed.sum(-1, keepdim=True), plan.delta)
             dp = arithmetic.apply(plan.dprobabilities, torch.sub, dp, delta)
-            ds = arithmetic.apply(plan.dscores, torch.mul, p, dp)
+            ds = arithmetic.apply(plan.dscores, torch.mul, arithmetic.hold(p, plan.recomputed), dp)
             dq[b, h, rows] = arithmetic.dot(ds, k[b, kv], plan.dq).to(dq.dtype)
             product = arithmetic.dot(ds.T, q[b, h, rows], plan.dk)
             dk[b, kv] = arithmetic.apply(plan.dk, torch.add, dk[b, kv], product)

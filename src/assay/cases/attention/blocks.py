@@ -9,9 +9,7 @@ Block = tuple[int, int]
 def block_from_sram(elements: int, head_dim: int) -> Block:
     """B_c = ⌈M/4d⌉ columns and B_r = min(⌈M/4d⌉, d) rows, for M elements of fast memory."""
     if elements < 1 or head_dim < 1:
-        raise ValueError(
-            f"SRAM size and head dimension must be at least 1 element, got {elements} and {head_dim}."
-        )
+        raise ValueError(f"SRAM size and head dimension must be at least 1 element, got {elements} and {head_dim}.")
     columns = -(-elements // (4 * head_dim))
     return min(columns, head_dim), columns
 

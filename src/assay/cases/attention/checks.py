@@ -76,8 +76,7 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
     if not q.device == k.device == v.device:
         raise ValueError(
-            f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}. "
-            "Move them with .to(device)."
+            f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}. Move them with .to(device)."
         )
 
 
@@ -114,9 +113,7 @@ def _check_bias(
         ) from None
 
 
-def _check_slopes(
-    slopes: torch.Tensor | None, batch: int, heads: int, device: torch.device
-) -> torch.Tensor | None:
+def _check_slopes(slopes: torch.Tensor | None, batch: int, heads: int, device: torch.device) -> torch.Tensor | None:
     if slopes is None:
         return None
     if slopes.device != device:

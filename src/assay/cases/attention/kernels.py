@@ -36,9 +36,7 @@ class Kernel:
     notes: tuple[str, ...] = field(default=())
     """What is known not to match, and why."""
 
-    def emulate(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, plan: Plan
-    ) -> torch.Tensor:
+    def emulate(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, plan: Plan) -> torch.Tensor:
         """The kernel re-implemented: tiled or baseline attention, with every step rounded as `plan` says."""
         if self.tiling is None:
             return baseline_attention(q, k, v, plan=plan, causal=causal)
@@ -82,6 +80,11 @@ def _fa2_tiling(queries: int, dim: int) -> dict[str, Any]:
     return {"block": (128, 128 if dim <= 64 else 64), "exp2": True}
 
 
+def _efficient_plan(fmt: str) -> Plan:
+    """Shipped, but backward multiplies dP − delta by P after its cast."""
+    return Plan.shipped(fmt).replace(recomputed=fmt, name=f"shipped {fmt}, dS from P in {fmt}")
+
+
 def _math_plan(fmt: str) -> Plan:
     return Plan.shipped("fp32").replace(inputs=fmt, output=fmt, name=f"fp32 inside, {fmt} outside")
 
@@ -114,7 +117,7 @@ _SDPA_CUDNN = Kernel(
 _SDPA_EFFICIENT = Kernel(
     name="SDPA efficient",
     call=_sdpa(SDPBackend.EFFICIENT_ATTENTION),
-    plan=Plan.shipped,
+    plan=_efficient_plan,
     tiling=lambda queries, dim: {"block": (64, 64), "exp2": True},
     notes=_FA2_NOTES,
 )

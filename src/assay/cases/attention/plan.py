@@ -23,7 +23,7 @@ FORWARD_STEPS = (
     "normalization",
     "output",
 )
-BACKWARD_STEPS = ("log_sum_exp", "delta", "dprobabilities", "dscores", "dq", "dk", "dv")
+BACKWARD_STEPS = ("log_sum_exp", "recomputed", "delta", "dprobabilities", "dscores", "dq", "dk", "dv")
 STEPS = FORWARD_STEPS + BACKWARD_STEPS
 
 
@@ -60,6 +60,8 @@ class Plan:
     """The result, and the gradients as they leave."""
     log_sum_exp: Format
     """The row's log-sum-exp, which forward leaves for backward (and split-KV for its merge)."""
+    recomputed: Format
+    """Backward: P computed again, as dS = P∘(dP − delta) takes it."""
     delta: Format
     """Backward: the row sums of dO∘O (tiled) or P∘dP (baseline)."""
     dprobabilities: Format

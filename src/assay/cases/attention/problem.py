@@ -57,9 +57,7 @@ class Tiling:
         if self.splits < 1:
             raise ValueError(f"splits must be at least 1, got {self.splits}.")
         if self.lazy_threshold is not None and self.order == "fa1":
-            raise ValueError(
-                "lazy_threshold needs order='fa2' or 'split_kv': fa1 has no running maximum in P."
-            )
+            raise ValueError("lazy_threshold needs order='fa2' or 'split_kv': fa1 has no running maximum in P.")
         if self.lazy_threshold is not None and not self.lazy_threshold >= 0:
             raise ValueError(f"lazy_threshold must be at least 0, got {self.lazy_threshold}.")
         if self.tie_shift is not None and not self.tie_shift > 1:

@@ -65,4 +65,4 @@ def rotate(x: torch.Tensor, seed: int) -> torch.Tensor:
         even, odd = pairs[..., 0, :], pairs[..., 1, :]
         x = torch.stack((even + odd, even - odd), dim=-2).reshape(x.shape)
         width *= 2
-    return x * dim**-0.5
+    return x * float(dim**-0.5)

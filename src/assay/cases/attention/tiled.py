@@ -99,7 +99,8 @@ class _TiledAttention(torch.autograd.Function):
         out, lse = forward(problem)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.how = {"plan": plan, "tiling": tiling, "masking": masking, "scale": scale}
-        return out.unflatten(0, q.shape[:2]).to(result_dtype(q.dtype, plan))
+        shaped: torch.Tensor = out.unflatten(0, q.shape[:2])
+        return shaped.to(result_dtype(q.dtype, plan))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -78,7 +78,7 @@ def _piece(
         v = problem.of_kv_heads(problem.v, piece.heads)[:, cols]
         dp = arithmetic.dot(v, go.transpose(1, 2), plan.dprobabilities)
         dp = arithmetic.apply(plan.dprobabilities, torch.sub, dp, delta[heads, None, piece.rows], out=dp)
-        ds = arithmetic.apply(plan.dscores, torch.mul, p, dp)
+        ds = arithmetic.apply(plan.dscores, torch.mul, arithmetic.hold(p, plan.recomputed), dp)
         row_block = tiling.block[0]
         _add_dot(problem, plan.dv, own[1][:, cols], arithmetic.hold(p, plan.probabilities), go, row_block)
         _add_dot(problem, plan.dk, own[0][:, cols], ds, q, row_block)
@@ -87,9 +87,7 @@ def _piece(
     return dq
 
 
-def _add_dot(
-    problem: Problem, fmt: Format, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, block: int
-) -> None:
+def _add_dot(problem: Problem, fmt: Format, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, block: int) -> None:
     """total += a·b, rounded to `fmt` after every `block` of the summed dimension."""
     arithmetic = problem.arithmetic
     if total.dtype == arithmetic.carrier and fmt == problem.plan.accumulator:

@@ -98,9 +98,7 @@ def _absorb(problem: Problem, state: State, piece: Piece, start: int, columns: i
         weight = arithmetic.apply(plan.rescale, torch.sub, local, latest)
         weight = arithmetic.apply(plan.rescale, exp, weight)
         sums = arithmetic.apply(plan.row_sum, torch.mul, sums, weight)
-        products = arithmetic.apply(
-            plan.output_accumulator, torch.mul, products, weight[:, :, None], out=products
-        )
+        products = arithmetic.apply(plan.output_accumulator, torch.mul, products, weight[:, :, None], out=products)
         _recur_fa1(problem, state, factor, sums, products)
     else:
         _recur_fa2(problem, state, factor, sums, products)
@@ -187,26 +185,20 @@ def _finish(problem: Problem, state: State) -> tuple[torch.Tensor, torch.Tensor]
     return output, lse
 
 
-def _merge(
-    problem: Problem, parts: list[tuple[torch.Tensor, torch.Tensor]]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _merge(problem: Problem, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Weigh the parts of split-KV by their share of the row sum and add them up."""
     plan, arithmetic = problem.plan, problem.arithmetic
     maximum = torch.stack([lse for _, lse in parts]).amax(0)
     reference = without_minus_infinity(maximum)
     output: torch.Tensor | None = None
     total: torch.Tensor | None = None
-    for partial, lse in parts:
+    for part, lse in parts:
         weight = arithmetic.apply(plan.rescale, torch.sub, lse, reference)
         weight = arithmetic.apply(plan.rescale, torch.exp, weight)
-        weighed = arithmetic.apply(plan.output_accumulator, torch.mul, partial, weight[:, None])
+        weighed = arithmetic.apply(plan.output_accumulator, torch.mul, part, weight[:, None])
         held = arithmetic.hold(weight, plan.row_sum)
         total = held if total is None else arithmetic.apply(plan.row_sum, torch.add, total, held)
-        output = (
-            weighed
-            if output is None
-            else arithmetic.apply(plan.output_accumulator, torch.add, output, weighed)
-        )
+        output = weighed if output is None else arithmetic.apply(plan.output_accumulator, torch.add, output, weighed)
     assert output is not None
     assert total is not None
     divisor = total.masked_fill(total == 0, 1.0)

@@ -70,9 +70,7 @@ def mask_arguments(problem: Problem) -> dict[str, Any]:
     return {
         "bias_pointer": problem.q if bias is None else bias,
         "slopes_pointer": problem.q if slopes is None else slopes.float().contiguous(),
-        **dict(
-            zip(("bias_stride_b", "bias_stride_h", "bias_stride_q", "bias_stride_k"), strides, strict=True)
-        ),
+        **dict(zip(("bias_stride_b", "bias_stride_h", "bias_stride_q", "bias_stride_k"), strides, strict=True)),
         "queries": masking.queries,
         "keys": masking.keys,
         "scale": problem.scale * unit,
@@ -101,6 +99,7 @@ def hold(x: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def exp(x: tl.tensor, EXP2: tl.constexpr) -> tl.tensor:
+    """e^x or 2^x."""
     if EXP2:
         return tl.exp2(x)
     else:
@@ -115,16 +114,19 @@ def finite(maximum: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def nonzero(total: tl.tensor) -> tl.tensor:
+    """A row sum to divide by: 1 for rows that see no key."""
     return tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
 def first_key(position: tl.tensor, left: tl.tensor) -> tl.tensor:
+    """`Masking.first_key`; a negative `left` is no limit."""
     return tl.where(left >= 0, tl.maximum(position - left, 0), 0)
 
 
 @triton.jit
 def last_key(position: tl.tensor, right: tl.tensor, keys: tl.tensor) -> tl.tensor:
+    """`Masking.last_key`; a negative `right` is no limit."""
     return tl.where(right >= 0, tl.minimum(tl.maximum(position + right + 1, 0), keys), keys)
 
 

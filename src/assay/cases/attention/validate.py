@@ -90,7 +90,7 @@ def _compare(
     generator = torch.Generator().manual_seed(seed)
     q, k, v, grad = (torch.randn(shape, generator=generator).to(device, _DTYPES[fmt]) for _ in range(4))
     try:
-        real = _with_gradients(lambda *x: kernel.call(*x, causal), q, k, v, grad)
+        real = _with_gradients(lambda q, k, v: kernel.call(q, k, v, causal), q, k, v, grad)
     except RuntimeError as error:
         if "No available kernel" in str(error) or "not support" in str(error):
             return  # this kernel does not take this format or shape
@@ -100,8 +100,8 @@ def _compare(
         *golden_gradients(q, k, v, grad, causal=causal),
     )
     plan, shipped = kernel.plan(fmt), Plan.shipped(fmt)
-    emulated = _with_gradients(lambda *x: kernel.emulate(*x, causal, plan), q, k, v, grad)
-    plain = _with_gradients(lambda *x: kernel.emulate(*x, causal, shipped), q, k, v, grad)
+    emulated = _with_gradients(lambda q, k, v: kernel.emulate(q, k, v, causal, plan), q, k, v, grad)
+    plain = _with_gradients(lambda q, k, v: kernel.emulate(q, k, v, causal, shipped), q, k, v, grad)
     tiling = "not tiled" if kernel.tiling is None else str(kernel.tiling(q.shape[2], q.shape[3])["block"])
     for part, theirs, ours, simple, truth in zip(_PARTS, real, emulated, plain, golden, strict=True):
         histogram = ulp_histogram(ours, theirs, fmt)
