@@ -21,7 +21,7 @@ import torch
 from assay.formats import Format, get, round_to
 from assay.formats.modes import Rounding
 
-CPU_COUNT, CPU_REPEATS = 4 * 1024 * 1024, 21
+CPU_COUNT, CPU_REPEATS = 4 * 1024 * 1024, 41
 CUDA_COUNT, CUDA_REPEATS = 100_000_000, 20
 
 # Goals: ours ÷ theirs, at most.

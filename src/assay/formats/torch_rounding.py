@@ -145,21 +145,16 @@ def _lies_in_range(x: Tensor, format: Format) -> bool:
 
 
 def _round_plain(x: Tensor, request: Request, carrier: _Carrier, out: Tensor, scratch: Tensor) -> None:
-    """What nearly every call comes to, in as few passes over memory as possible: signs stay on the values."""
+    """What nearly every call comes to, in as few passes over memory as possible."""
     bits = x.view(carrier.integer)
     if request.format.exponent == carrier.exponent:
         _cut(bits, x, request, carrier, out=out.view(carrier.integer))
         return
+    # q, the spacing of the format at x, is a power of two: x / q is exact, and round() keeps the sign of zero.
     lowest = request.format.min_exponent + carrier.bias
-    exponents = scratch.view(carrier.integer)
-    torch.bitwise_and(bits, carrier.infinity, out=exponents)
-    exponents.clamp_(min=lowest << carrier.mantissa)
-    # With 1.5 C instead of C the sum stays in its binade for both signs of x.
-    factor = 1.5 * 2.0 ** (carrier.mantissa - request.format.mantissa)
-    torch.add(x, scratch, alpha=factor, out=out)
-    out.sub_(scratch, alpha=factor)
-    signs = torch.bitwise_and(bits, ~carrier.magnitude, out=exponents)
-    out.view(carrier.integer).bitwise_or_(signs)  # for the zeros; these two are faster than copysign
+    spacing = torch.bitwise_and(bits, carrier.infinity, out=scratch.view(carrier.integer))
+    spacing.clamp_(min=lowest << carrier.mantissa).sub_(request.format.mantissa << carrier.mantissa)
+    torch.div(x, scratch, out=out).round_().mul_(scratch)
 
 
 def _round_by_magic_number(x: Tensor, request: Request, carrier: _Carrier, magnitude: Tensor, scratch: Tensor) -> None:
