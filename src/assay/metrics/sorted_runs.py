@@ -1,12 +1,8 @@
 """A tensor's values in ascending order, as a sequence of sorted runs.
 
-On the CPU there is one run, sorted in place by numpy (vectorized, and many times faster than
-torch.sort there). On an accelerator torch.sort also moves 64-bit indices and needs about 32 bytes of
+On the CPU there is one run (see `cpu_sort`). On an accelerator torch.sort also moves 64-bit indices and needs about 32 bytes of
 workspace per FP32 element. So a large tensor is first partitioned by value into buckets, and the
 buckets are sorted one after the other: the workspace is then that of one bucket.
-
-On AMD Zen 4, numpy's AVX-512 sort is several times slower than its AVX2 sort. A process started with
-NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL" in its environment uses the latter.
 """
 
 from __future__ import annotations
@@ -17,6 +13,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from assay.metrics.cpu_sort import sort_copies
 
 SINGLE_SORT_LIMIT = 2**23
 """Elements an accelerator sorts at once (about 256 MiB of workspace)."""
@@ -36,7 +34,7 @@ def sorted_runs(x: Tensor) -> Iterator[Tensor]:
     `x` itself is left as it is. Nothing is computed before the first run is asked for.
     """
     if x.device.type == "cpu":
-        yield _sorted_on_cpu(x)
+        yield from sort_copies(x)
     else:
         yield from bucketed_runs(x, _partition_for(x.device))
 
@@ -99,9 +97,3 @@ def _partition_for(device: torch.device) -> Partition:
 
         return partition
     return partition_by_masks
-
-
-def _sorted_on_cpu(x: Tensor) -> Tensor:
-    values = x.clone(memory_format=torch.contiguous_format)
-    values.numpy().sort()
-    return values
