@@ -11,7 +11,7 @@ def values(count: int) -> torch.Tensor:
     """Every kind of FP32 but NaN: both signs, zeros, subnormals, infinities, repeats."""
     bits = np.random.default_rng(0).integers(0, 2**32, count, dtype=np.uint32)
     x = bits.view(np.float32)
-    special = np.float32([0.0, -0.0, 1e-45, -1e-45, np.inf, -np.inf, 1.0, 1.0, -1.0])
+    special = np.array([0.0, -0.0, 1e-45, -1e-45, np.inf, -np.inf, 1.0, 1.0, -1.0], dtype=np.float32)
     return torch.from_numpy(np.concatenate([x[~np.isnan(x)], special]))
 
 

@@ -1,8 +1,8 @@
 """A tensor's values in ascending order, as a sequence of sorted runs.
 
-On the CPU there is one run (see `cpu_sort`). On an accelerator torch.sort also moves 64-bit indices and needs about 32 bytes of
-workspace per FP32 element. So a large tensor is first partitioned by value into buckets, and the
-buckets are sorted one after the other: the workspace is then that of one bucket.
+On the CPU there is one run (see `cpu_sort`). On an accelerator torch.sort also moves 64-bit indices and
+needs about 32 bytes of workspace per FP32 element. So a large tensor is first partitioned by value into
+buckets, and the buckets are sorted one after the other: the workspace is then that of one bucket.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ def wasserstein(a: Tensor, b: Tensor, p: float = 1) -> float:
     subtracted and summed in FP64. The result is NaN if any value is NaN. An infinity paired with a
     finite value gives inf, with the same infinity NaN, as the subtraction says.
 
-    Memory beside the inputs: on the CPU one sorted copy of each (where the radix sort is used, 20 bytes an element more while it runs); on CUDA one partitioned copy of each and
-    the workspace of sorting an eighth of one. Inputs that are narrower than FP32 or not contiguous are
-    first copied to contiguous FP32 (or FP64) there. Without Triton, CUDA is slower, not different.
+    Memory beside the inputs: on the CPU one sorted copy of each (where the radix sort is used, 20 bytes an
+    element more while it runs); on CUDA one partitioned copy of each and the workspace of sorting an eighth
+    of one. Inputs that are narrower than FP32 or not contiguous are first copied to contiguous FP32 (or
+    FP64) there. Without Triton, CUDA is slower, not different.
     """
     a = check_float_tensor("wasserstein", "a", a)
     b = check_float_tensor("wasserstein", "b", b)

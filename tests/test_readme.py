@@ -1,0 +1,32 @@
+"""The README's example runs and prints what the README says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.mark.slow
+def test_example_prints_what_the_readme_says() -> None:
+    text = README.read_text(encoding="utf-8")
+    example, printed = re.findall(r"```(?:python)?\n(.*?)```", text[text.index("## Ten lines") :], re.DOTALL)[:2]
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True)
+    for ours, promised in zip(done.stdout.splitlines(), printed.splitlines(), strict=True):
+        name, figures = promised.rsplit(": ", 1)
+        assert ours.startswith(f"{name}: ")
+        # The order of FP32 sums differs between machines and moves the last digit.
+        said, got = (float(re.findall(r"([\d.]+)×", line)[0]) for line in (figures, ours))
+        assert got == pytest.approx(said, rel=0.1)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (README, *README.parent.glob("docs/*.md"), README.parent / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
