@@ -60,7 +60,7 @@ def test_validate_matches_the_cpu_kernel_within_two_percent(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_validate_prints_a_table_for_people() -> None:
     done = assay("validate", *SMALL, "--formats", "bf16", "--length", "128")
-    assert "SDPA flash (CPU), bf16" in done.stdout
+    assert "SDPA flash (CPU): shipped bf16" in done.stdout
     assert "dv, causal" in done.stdout
 
 

@@ -20,7 +20,8 @@ WITH_NAN = [name for name in SMALL if get(name).nan != "none"]
 
 def thinned(twin: Twin, x: Array) -> Array:
     """The scalar version is slow by design: of the large sets it gets a sample."""
-    return x[::41].copy() if twin is scalar and x.size > 20_000 else x
+    sample: Array = x[::41].copy() if twin is scalar and x.size > 20_000 else x
+    return sample
 
 
 def without_nan(x: Array) -> Array:

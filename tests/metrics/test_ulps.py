@@ -21,7 +21,8 @@ def grid(dtype: DTypeLike) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     rng = np.random.default_rng(0)
     powers = np.exp2(np.arange(info.minexp - 3, info.maxexp - 1, dtype=np.float64))
     values = np.concatenate([[0.0], powers, powers * rng.uniform(1, 2, len(powers))]).astype(dtype)
-    return np.concatenate([values, -values]).astype(np.float64)
+    both: np.ndarray[tuple[int], np.dtype[np.float64]] = np.concatenate([values, -values]).astype(np.float64)
+    return both
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES)

@@ -76,7 +76,7 @@ def _print(rows: list[Agreement]) -> None:
     )
     for kernel, fmt in dict.fromkeys((row.kernel, row.format) for row in rows):
         group = [row for row in rows if (row.kernel, row.format) == (kernel, fmt)]
-        title = f"{kernel}, {fmt}: {group[0].plan}; block {group[0].tiling}"
+        title = f"{kernel}: {group[0].plan}; block {group[0].tiling}"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         table.add_column("tensor", no_wrap=True)
         for name in ("RMSE", "ratio", "shipped", "equal", "%: 0  ≤½  ≤1  ≤2  ≤4  >4"):
