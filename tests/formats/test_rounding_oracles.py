@@ -25,7 +25,8 @@ def thinned(twin: Twin, x: Array) -> Array:
 
 
 def without_nan(x: Array) -> Array:
-    return x[~np.isnan(x)]
+    kept: Array = x[~np.isnan(x)]
+    return kept
 
 
 @pytest.mark.parametrize("twin", TWINS)
