@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
+from typing import Any
 
 import torch
 
@@ -38,11 +39,10 @@ class Arithmetic:
             if x.dtype == torch.float64 and dtype in (torch.bfloat16, torch.float16):
                 return round_to(x, fmt).to(dtype)  # torch's own cast goes through FP32 and may round twice
             return x.to(dtype)
-        x = x.to(self.carrier)
         rounded = round_to(x, fmt, saturate=self.plan.saturate)
         if not fmt.infinities or self.plan.saturate:
-            rounded = torch.where(x.isinf(), x, rounded)
-        return rounded if dtype is None else rounded.to(dtype)
+            rounded = torch.where(x.isinf(), x.to(rounded.dtype), rounded)
+        return rounded.to(self.carrier if dtype is None else dtype)
 
     def apply(
         self,
@@ -70,15 +70,10 @@ class Arithmetic:
         accumulator = self.plan.accumulator
         if accumulator == FP64 or (accumulator == FP32 and self._fits_fp32(a, b)):
             dtype = torch.float64 if accumulator == FP64 else torch.float32
-            if (
-                fmt == BF16
-                and not self.plan.saturate
-                and a.dtype == b.dtype == torch.bfloat16
-                and _has_bf16_matmul(a.device.type)
-            ):
+            narrow = accumulator == FP32 and fmt == BF16 and a.dtype == b.dtype == torch.bfloat16
+            if narrow and not self.plan.saturate and _has_bf16_matmul(a.device.type):
                 return torch.matmul(a, b)  # FP32 sums, one rounding at the end
-            with _ieee_matmul():
-                return self.hold(torch.matmul(a.to(dtype), b.to(dtype)), fmt)
+            return self.hold(torch.matmul(a.to(dtype), b.to(dtype)), fmt)
         return self.hold(self._short_dot(a, b), fmt)
 
     def _is_native(self, dtype: torch.dtype | None) -> bool:
@@ -97,15 +92,14 @@ class Arithmetic:
         rounding: Rounding = "toward_zero" if plan.accumulator_truncates else "nearest_even"
         total: torch.Tensor | None = None
         partial: torch.Tensor | None = None
-        with _ieee_matmul():
-            for start in range(0, length, plan.accumulator_width):
-                stop = min(start + plan.accumulator_width, length)
-                product = torch.matmul(a[..., start:stop], b[..., start:stop, :])
-                partial = product if partial is None else partial + product
-                partial = round_to(partial, plan.accumulator, rounding)
-                if plan.promotion is not None and (stop % plan.promotion == 0 or stop == length):
-                    total = partial if total is None else total + partial
-                    partial = None
+        for start in range(0, length, plan.accumulator_width):
+            stop = min(start + plan.accumulator_width, length)
+            product = torch.matmul(a[..., start:stop], b[..., start:stop, :])
+            partial = product if partial is None else partial + product
+            partial = round_to(partial, plan.accumulator, rounding)
+            if plan.promotion is not None and (stop % plan.promotion == 0 or stop == length):
+                total = partial if total is None else total + partial
+                partial = None
         result = total if total is not None else partial
         assert result is not None
         return result
@@ -115,7 +109,8 @@ def carrier_dtype(plan: Plan) -> torch.dtype:
     """FP32 where rounding its results again gives what rounding once would; FP64 elsewhere.
 
     Rounding twice is harmless for + − × ÷ when the first format has at least 2p + 2 bits, p being those of
-    the second: FP32's 24 bits carry formats of up to 11 (fp16, tf32). The accumulator is a model of a
+    the second: FP32's 24 bits carry formats of up to 11 (fp16, tf32), if the operands are that narrow too; with
+    wider operands, as in mixed plans, one result in 2^13 can differ by the last place. The accumulator is a model of a
     matrix unit, not of one operation: FP32 carries any that it can hold.
     """
     for step in STEPS:
@@ -143,15 +138,29 @@ def _has_bf16_matmul(device: str) -> bool:
     return bool(probe and probe())
 
 
+def exactly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """For `forward(ctx, tensor, …)` and `backward(ctx, tensor)`: nothing but the plan decides what is rounded."""
+
+    @wraps(method)
+    def wrapped(ctx: Any, tensor: torch.Tensor, *rest: Any) -> Any:
+        with torch.autocast(tensor.device.type, enabled=False), _ieee_matmul():
+            return method(ctx, tensor, *rest)
+
+    return wrapped
+
+
 @contextmanager
 def _ieee_matmul() -> Iterator[None]:
     """FP32 products in FP32, whatever the program has set (TF32 on CUDA, bf16 on some CPUs)."""
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    if all(precision in ("ieee", "none") for precision in before):
         yield
         return
-    torch.set_float32_matmul_precision("highest")
     try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from assay.cases.attention.arithmetic import Arithmetic, result_dtype
+from assay.cases.attention.arithmetic import Arithmetic, exactly, result_dtype
 from assay.cases.attention.checks import check_call, check_scale, refuse_double_backward
 from assay.cases.attention.masking import Masking, Window
 from assay.cases.attention.plan import Plan
@@ -89,6 +89,7 @@ def _row_chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[tuple[int, int, in
 
 class _BaselineAttention(torch.autograd.Function):
     @staticmethod
+    @exactly
     def forward(
         ctx: Any,
         q: torch.Tensor,
@@ -112,6 +113,7 @@ class _BaselineAttention(torch.autograd.Function):
         return out.to(dtype)
 
     @staticmethod
+    @exactly
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         refuse_double_backward()
         rows_of: _Rows = ctx.rows

@@ -73,7 +73,7 @@ def _cpu_flash_plan(fmt: str) -> Plan:
 
 def _cpu_flash_tiling(queries: int, dim: int) -> dict[str, Any]:
     rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
-    return {"block": (rows, 512)}
+    return {"block": (rows, 512), "scale_inside": True}
 
 
 def _fa2_tiling(queries: int, dim: int) -> dict[str, Any]:

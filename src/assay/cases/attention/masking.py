@@ -30,11 +30,6 @@ class Masking:
     """(B, H): slope · distance is subtracted from the scaled scores."""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether every query sees every key and nothing is added."""
-        return not self.causal and self.window is None and self.bias is None and self.alibi_slopes is None
-
-    @property
     def is_banded(self) -> bool:
         """Whether the positions alone hide some keys."""
         return self.causal or self.window is not None

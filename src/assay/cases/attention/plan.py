@@ -76,13 +76,15 @@ class Plan:
     """Backward: the running dV."""
 
     accumulator_width: int = 32
-    """Products that `accumulator` takes in at once, exactly, before it rounds (an FP8 tensor-core step: 32)."""
+    """Products that `accumulator` takes in at once, in the carrier, before it rounds (an FP8 tensor-core step: 32)."""
     accumulator_truncates: bool = False
     """Whether `accumulator` rounds toward zero, as tensor cores do, rather than to nearest."""
     promotion: int | None = None
-    """After so many products the partial sum moves to an FP32 total and starts anew; None: never."""
+    """After so many products the partial sum moves to a total in the carrier (FP32) and starts anew; None: never."""
     saturate: bool = False
-    """Whether finite values beyond a format's range become its largest value, rather than inf or NaN."""
+    """Whether finite values beyond a format's range become its largest value, rather than inf or NaN.
+
+    What overflows FP32 itself, in which values are carried, is inf all the same."""
     name: str = field(default="custom", compare=False)
     """How the plan is called in tables."""
 

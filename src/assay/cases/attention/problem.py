@@ -47,6 +47,8 @@ class Tiling:
     """β > 1: where several scores of a block share the maximum m, subtract β·m (m > 0) or 0 (m < 0) instead."""
     probability_shift: int = 0
     """P is scaled up by 2^shift before its cast, and the sum with it (FA3's FP8: 8)."""
+    scale_inside: bool = False
+    """Whether backward scales each block's dQ and dK before adding it up, rather than the sums at the end."""
     quantization: Quantization | None = None
     """Scale (and rotate) the inputs before rounding them, as FP8 kernels do."""
 

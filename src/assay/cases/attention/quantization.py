@@ -35,7 +35,10 @@ class Quantization:
 
 def quantize(x: torch.Tensor, fmt: Format, scales: Scales, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values of `fmt`, and the scales (B, H, N, 1) that multiply them back, for x (B, H, N, D)."""
-    magnitude = x.abs()
+    if fmt.bits > 8:
+        raise ValueError(f"Quantization scales into formats of at most 8 bits, got inputs={fmt}. Leave it out.")
+    finite = torch.isfinite(x)
+    magnitude = torch.where(finite, x.abs(), 0.0)  # a NaN or inf must not set the scale of the others
     if scales == "tensor":
         largest = magnitude.amax().expand(*x.shape[:3], 1)
     elif scales == "head":
@@ -45,7 +48,7 @@ def quantize(x: torch.Tensor, fmt: Format, scales: Scales, block: int) -> tuple[
         parts = [part.amax(2, keepdim=True).expand_as(part) for part in rows.split(block, dim=2)]
         largest = torch.cat(parts, dim=2)
     scale = torch.where(largest > 0, largest / fmt.max, 1.0)
-    return round_to(x / scale, fmt, saturate=True), scale
+    return torch.where(finite, round_to(x / scale, fmt, saturate=True), x), scale
 
 
 def rotate(x: torch.Tensor, seed: int) -> torch.Tensor:

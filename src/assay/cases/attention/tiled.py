@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.cases.attention.arithmetic import result_dtype
+from assay.cases.attention.arithmetic import exactly, result_dtype
 from assay.cases.attention.blocks import Block
 from assay.cases.attention.checks import check_call, check_scale, refuse_double_backward
 from assay.cases.attention.masking import Masking, Window
@@ -36,6 +36,7 @@ def tiled_attention(
     sum_after_cast: bool = False,
     tie_shift: float | None = None,
     probability_shift: int = 0,
+    scale_inside: bool = False,
     quantization: Quantization | None = None,
 ) -> torch.Tensor:
     """Flash Attention with every step rounded as `plan` says, for q (B, H, Nq, D), k and v (B, Hkv, Nk, D).
@@ -59,6 +60,7 @@ def tiled_attention(
         sum_after_cast: sum P as P·V sees it.
         tie_shift: β of the tie-safe maximum.
         probability_shift: P is scaled up by 2^shift before its cast.
+        scale_inside: backward scales each block's dQ and dK before adding it up, as torch's CPU kernel does.
         quantization: scale (and rotate) the inputs into the range of the plan's input format. Forward only.
 
     Returns the output in q's dtype where that holds every value of `plan.output`, else in FP32 or FP64.
@@ -74,6 +76,7 @@ def tiled_attention(
         sum_after_cast=sum_after_cast,
         tie_shift=tie_shift,
         probability_shift=probability_shift,
+        scale_inside=scale_inside,
         quantization=quantization,
     )
     factor = check_scale(scale, q.shape[-1])
@@ -85,6 +88,7 @@ class _TiledAttention(torch.autograd.Function):
     """Forward keeps its inputs, its output and the log-sum-exp; backward computes the rest again."""
 
     @staticmethod
+    @exactly
     def forward(
         ctx: Any,
         q: torch.Tensor,
@@ -103,6 +107,7 @@ class _TiledAttention(torch.autograd.Function):
         return shaped.to(result_dtype(q.dtype, plan))
 
     @staticmethod
+    @exactly
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         refuse_double_backward()
         q, k, v, out, lse = ctx.saved_tensors

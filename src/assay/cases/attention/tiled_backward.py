@@ -18,6 +18,8 @@ def backward(problem: Problem, output: torch.Tensor, lse: torch.Tensor, grad: to
     """
     plan, arithmetic = problem.plan, problem.arithmetic
     grad = arithmetic.hold(grad, plan.inputs)
+    # As in forward: what a NaN or inf reaches in dense attention, it reaches here, also through P = 0.
+    problem.skips = problem.skips and all(bool(torch.isfinite(x).all()) for x in (problem.q, problem.k, grad))
     carrier = arithmetic.carrier
     delta = arithmetic.hold((grad.to(carrier) * output.to(carrier)).sum(-1), plan.delta)
     fused = fused_kernels(problem)
@@ -25,8 +27,9 @@ def backward(problem: Problem, output: torch.Tensor, lse: torch.Tensor, grad: to
         dq, own_dk, own_dv = fused[1].gradients(problem, lse, delta, grad)
     else:
         dq, own_dk, own_dv = _by_pieces(problem, lse, delta, grad)
-    dq = arithmetic.apply(plan.output, torch.mul, dq, problem.scale)
-    dk = arithmetic.apply(plan.output, torch.mul, _sum_groups(problem, own_dk, plan.dk), problem.scale)
+    scale = 1.0 if problem.tiling.scale_inside else problem.scale
+    dq = arithmetic.apply(plan.output, torch.mul, dq, scale)
+    dk = arithmetic.apply(plan.output, torch.mul, _sum_groups(problem, own_dk, plan.dk), scale)
     return dq, dk, arithmetic.hold(_sum_groups(problem, own_dv, plan.dv), plan.output)
 
 
@@ -81,18 +84,23 @@ def _piece(
         ds = arithmetic.apply(plan.dscores, torch.mul, arithmetic.hold(p, plan.recomputed), dp)
         row_block = tiling.block[0]
         _add_dot(problem, plan.dv, own[1][:, cols], arithmetic.hold(p, plan.probabilities), go, row_block)
-        _add_dot(problem, plan.dk, own[0][:, cols], ds, q, row_block)
+        scale = problem.scale if tiling.scale_inside else 1.0
+        _add_dot(problem, plan.dk, own[0][:, cols], ds, q, row_block, scale)
         k = problem.of_kv_heads(problem.k, piece.heads)[:, cols]
-        _add_dot(problem, plan.dq, dq, k.transpose(1, 2), ds, columns)
+        _add_dot(problem, plan.dq, dq, k.transpose(1, 2), ds, columns, scale)
     return dq
 
 
-def _add_dot(problem: Problem, fmt: Format, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, block: int) -> None:
-    """total += a·b, rounded to `fmt` after every `block` of the summed dimension."""
-    arithmetic = problem.arithmetic
-    if total.dtype == arithmetic.carrier and fmt == problem.plan.accumulator:
-        block = a.shape[-1]  # the running sum is as wide as the dot product's own: one product does
+def _add_dot(
+    problem: Problem, fmt: Format, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, block: int, scale: float = 1.0
+) -> None:
+    """total += a·b·scale, rounded to `fmt` after every `block` of the summed dimension."""
+    arithmetic, plan = problem.arithmetic, problem.plan
+    if total.dtype == arithmetic.carrier and fmt == plan.accumulator != plan.output:
+        block = a.shape[-1]  # sums in FP32 that leave in fewer bits: where they are cut does not show
     for start in range(0, a.shape[-1], block):
         part = slice(start, start + block)
-        product = arithmetic.dot(a[..., part], b[..., part, :], problem.plan.accumulator)
+        product = arithmetic.dot(a[..., part], b[..., part, :], plan.accumulator)
+        if scale != 1:
+            product = arithmetic.apply(plan.accumulator, torch.mul, product, scale, out=product)
         total.copy_(arithmetic.apply(fmt, torch.add, total, product))

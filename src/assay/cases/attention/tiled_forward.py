@@ -107,10 +107,11 @@ def _absorb(problem: Problem, state: State, piece: Piece, start: int, columns: i
 
 def _block_maximum(problem: Problem, s: torch.Tensor) -> torch.Tensor:
     arithmetic, beta = problem.arithmetic, problem.tiling.tie_shift
-    maximum = arithmetic.hold(s.amax(2), problem.plan.maximum)
+    top = s.amax(2)
+    maximum = arithmetic.hold(top, problem.plan.maximum)
     if beta is None:
         return maximum
-    tied = ((s == maximum[:, :, None]).sum(2) > 1) & (maximum > -torch.inf)
+    tied = ((s == top[:, :, None]).sum(2) > 1) & (maximum > -torch.inf)
     shifted = arithmetic.hold(torch.where(maximum > 0, maximum * beta, 0.0), problem.plan.maximum)
     return torch.where(tied & (maximum != 0), shifted, maximum)
 

@@ -193,9 +193,10 @@ def _tiled_forward(
             F_SCORES,
             F_SCALE,
         )
-        local = hold(tl.max(s, 1), F_MAXIMUM)
+        top = tl.max(s, 1)
+        local = hold(top, F_MAXIMUM)
         if TIE_SHIFT is not None:
-            tied = (tl.sum((s == local[:, None]).to(tl.int32), 1) > 1) & (local > float("-inf"))
+            tied = (tl.sum((s == top[:, None]).to(tl.int32), 1) > 1) & (local > float("-inf"))
             shifted = hold(tl.where(local > 0, local * TIE_SHIFT, 0.0), F_MAXIMUM)
             local = tl.where(tied & (local != 0), shifted, local)
         running = tl.maximum(maximum, local)

@@ -27,6 +27,7 @@ def can_fuse(problem: Problem) -> bool:
         problem.arithmetic.carrier == torch.float32
         and problem.plan.accumulator == FP32
         and problem.tiling.quantization is None
+        and not problem.tiling.scale_inside
         and max(problem.q.shape[-1], problem.v.shape[-1], *problem.tiling.block) <= 256
     )
 
