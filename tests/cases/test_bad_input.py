@@ -46,6 +46,13 @@ Q, K, V = qkv(8, 8, heads=4, kv_heads=2, dim=8)
         ((Q[:, :, :0], K, V), {}, r"q must not be empty, got the shape \(1, 4, 0, 8\)"),
         ((Q, K[:, :, :0], V[:, :, :0]), {}, "k must not be empty"),
         ((Q.tolist(), K, V), {}, "q must be a torch tensor, got list"),
+        ((Q, K, V), {"scale": "1"}, "scale must be a positive finite number, got '1'"),
+        ((Q, K, V), {"scale": float("nan")}, "scale must be a positive finite number, got nan"),
+        ((Q, K, V), {"causal": "no"}, "causal must be True or False, got 'no'"),
+        ((Q, K, V), {"window": (True, 0)}, "window's sides must be None or whole numbers"),
+        ((Q, K, V), {"bias": [1.0]}, "bias must be a torch tensor, got list"),
+        ((Q, K, V), {"alibi_slopes": [1.0] * 4}, "alibi_slopes must be a torch tensor, got list"),
+        ((Q, K, V), {"alibi_slopes": torch.ones(4, requires_grad=True)}, "alibi_slopes have no gradient here"),
         ((Q, K, V), {"scale": -1.0}, "scale must be a positive finite number, got -1.0"),
         ((Q, K, V), {"window": (-1, 0)}, r"window's sides must be None or whole numbers .* got \(-1, 0\)"),
         ((Q, K, V), {"window": 5}, r"window must be \(left, right\)"),
@@ -72,10 +79,19 @@ def test_every_attention_says_what_is_wrong(
         ({"block": (16, -1)}, "at least 1"),
         ({"block": 64}, r"block must be \(rows, columns\)"),
         ({"order": "fa4"}, "order must be one of fa1, fa2, split_kv; got 'fa4'"),
-        ({"order": "split_kv", "splits": 0}, "splits must be at least 1"),
+        ({"order": "split_kv", "splits": 0}, "splits must be a whole number of at least 1"),
         ({"order": "fa1", "lazy_threshold": 1.0}, "lazy_threshold needs order='fa2'"),
         ({"lazy_threshold": -1.0}, "lazy_threshold must be at least 0"),
+        ({"lazy_threshold": float("inf")}, "at least 0 and finite, got inf"),
+        ({"lazy_threshold": "1"}, "lazy_threshold must be at least 0"),
         ({"tie_shift": 1.0}, "tie_shift .* must be greater than 1"),
+        ({"tie_shift": "7"}, "tie_shift .* must be greater than 1"),
+        ({"splits": 2.5}, "splits must be a whole number"),
+        ({"probability_shift": 0.5}, "probability_shift must be a whole number"),
+        ({"exp2": "no"}, "exp2 must be True or False, got 'no'"),
+        ({"quantization": "tensor"}, "quantization must be a Quantization, got 'tensor'"),
+        ({"block": (True, True)}, "block sizes must be whole numbers"),
+        ({"block": (64.0, 64)}, "block sizes must be whole numbers"),
     ],
 )
 def test_tiling_says_what_is_wrong(kwargs: dict[str, Any], says: str) -> None:
@@ -83,7 +99,22 @@ def test_tiling_says_what_is_wrong(kwargs: dict[str, Any], says: str) -> None:
         tiled_attention(Q, K, V, plan=PLAN, **kwargs)
 
 
+@pytest.mark.parametrize("plan", [None, "bf16"])
+def test_a_plan_is_a_plan(plan: Any) -> None:
+    for attention in (baseline_attention, tiled_attention):
+        with pytest.raises(ValueError, match=r"plan must be a Plan, got .*Plan.uniform"):
+            attention(Q, K, V, plan=plan)
+
+
+@pytest.mark.parametrize("grad", [None, torch.zeros(3, 9, 80, 8), torch.zeros(1, 4, 8, 8, dtype=torch.int32)])
+def test_golden_gradients_check_the_gradient(grad: Any) -> None:
+    with pytest.raises(ValueError, match="grad must"):
+        golden_gradients(Q, K, V, grad)
+
+
 def test_quantization_says_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="at most 8 bits, got inputs=bf16"):
+        tiled_attention(Q, K, V, plan=Plan.shipped("bf16"), quantization=Quantization())
     with pytest.raises(ValueError, match="scales must be one of"):
         Quantization(scales="row")  # type: ignore[arg-type]
     q, k, v = qkv(8, 8, dim=24)
@@ -161,3 +192,17 @@ def test_scores_that_overflow_fp16_become_nan_only_in_their_rows() -> None:
     out = tiled_attention(q, k, v, plan=Plan.uniform("fp16"), scale=1.0)
     assert torch.isnan(out[0, 0, 3]).all()  # 300·300·8 is beyond 65504, in FP16 scores
     assert torch.isfinite(tiled_attention(q, k, v, plan=Plan.shipped("fp16"), scale=1.0)).all()
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v", "grad"])
+@pytest.mark.parametrize("order", ["fa1", "fa2"])
+def test_nan_travels_in_backward_as_in_fp64(where: str, order: Any) -> None:
+    tensors = dict(zip(("q", "k", "v"), qkv(40, 40, dim=8), strict=True))
+    tensors["grad"] = torch.ones(1, 1, 40, 8)
+    tensors[where][0, 0, 20, 3] = float("nan")
+    golden = golden_gradients(*tensors.values(), causal=True)
+    leaves = [tensors[name].clone().requires_grad_() for name in "qkv"]
+    out = tiled_attention(*leaves, plan=Plan.shipped("bf16"), order=order, block=(8, 8), causal=True)
+    ours = torch.autograd.grad(out, leaves, tensors["grad"])
+    for mine, truth in zip(ours, golden, strict=True):
+        assert torch.equal(torch.isnan(mine), torch.isnan(truth))

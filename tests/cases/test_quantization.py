@@ -84,3 +84,16 @@ def test_scaling_p_up_keeps_its_small_values() -> None:
     plain = deviation(tiled_attention(q, k, v, plan=plan), golden).rmse
     shifted = deviation(tiled_attention(q, k, v, plan=plan, probability_shift=8), golden).rmse
     assert shifted < plain
+
+
+def test_nan_and_inf_do_not_set_the_scale_of_others() -> None:
+    x = outliers(0, (1, 1, 64, 16)) * 1000
+    clean, scale = quantize(x, E4M3, "tensor", block=32)
+    for bad in (float("nan"), float("inf")):
+        y = x.clone()
+        y[0, 0, 5, 3] = bad
+        values, other = quantize(y, E4M3, "tensor", block=32)
+        assert torch.equal(other, scale)
+        assert not torch.isfinite(values[0, 0, 5, 3])
+        values[0, 0, 5, 3] = clean[0, 0, 5, 3]
+        assert torch.equal(values, clean)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
-from assay import Plan, baseline_attention, deviation, golden_attention, round_to, tiled_attention
+from assay import Plan, baseline_attention, deviation, formats, golden_attention, round_to, tiled_attention
 from assay.cases.attention import arithmetic, problem
 from assay.cases.attention.arithmetic import carrier_dtype
 from tests.cases import literal
@@ -211,6 +213,21 @@ def test_global_matmul_precision_is_left_alone() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
+def test_matmul_precision_of_the_newer_api_is_left_alone() -> None:
+    """In a process of its own: torch refuses to mix its two ways of setting it."""
+    program = """
+import torch
+from assay import Plan, deviation, golden_attention, tiled_attention
+torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+q = torch.randn(1, 1, 64, 64)
+out = tiled_attention(q, q, q, plan=Plan.uniform("fp32"))
+assert deviation(out, golden_attention(q, q, q)).relative < 1e-5
+assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_native_bf16_products_agree_with_fp32_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(128, 128, heads=2, dim=64)
     native = tiled_attention(q, k, v, plan=Plan.uniform("bf16"))
@@ -220,12 +237,60 @@ def test_native_bf16_products_agree_with_fp32_ones(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_memory_grows_with_n_not_n_squared() -> None:
-    """32k keys: the scores alone would take 4 GB in FP32; a few tiles do not."""
-    import resource
+    """32k queries and keys in a process of its own: the scores would take 4 GB in FP32, the working set does not."""
+    program = """
+import resource, torch
+from assay import Plan, tiled_attention
+tiled_attention(*(torch.randn(1, 1, 1024, 16) for _ in range(3)), plan=Plan.uniform("bf16"))
+q, k, v = (torch.randn(1, 1, 32768, 16) for _ in range(3))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tiled_attention(q, k, v, plan=Plan.uniform("bf16"), block=(128, 128))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) * 1024 < 0.02 * 32768 * 32768 * 4
 
-    q, k, v = qkv(32768, 32768, dim=16)
-    q = q[:, :, :2048]  # rows are independent: a few show the working set
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tiled_attention(q, k, v, plan=Plan.uniform("bf16"))
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert grown < 64 * 2**20 < 2048 * 32768 * 4
+
+@pytest.mark.parametrize("fmt", ["fp32", "bf16"])
+def test_autocast_changes_nothing(fmt: str) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(64, 64, dim=32))
+    plan = Plan.uniform(fmt)
+    for attention in (tiled_attention, baseline_attention):
+        plain = attention(q, k, v, plan=plan)
+        plain_grads = torch.autograd.grad(plain.sum(), (q, k, v))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = attention(q, k, v, plan=plan)
+            grads = torch.autograd.grad(cast.sum(), (q, k, v))
+        assert torch.equal(plain, cast)
+        assert all(torch.equal(a, b) for a, b in zip(plain_grads, grads, strict=True))
+
+
+def test_wide_accumulator_is_not_ignored() -> None:
+    """2^13·2^12 + 1 − 2^25 is 0 in FP32 and 1 in FP64."""
+    q = torch.tensor([2.0**13, 1.0, -(2.0**13)]).view(1, 1, 1, 3)
+    k = torch.tensor([[2.0**12, 1.0, 2.0**12], [0.0, 0.0, 0.0]]).view(1, 1, 2, 3)
+    v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1)
+    wide = Plan.uniform("bf16").replace(accumulator="fp64")
+    expected = round_to(golden_attention(q, k, v, scale=1.0), "bf16").item()
+    for attention in (tiled_attention, baseline_attention):
+        assert attention(q, k, v, plan=wide, scale=1.0).item() == pytest.approx(expected, rel=2**-8)
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("fmt", ["fp8_e4m3", "tf32", "bf16"])
+def test_fp64_inputs_are_rounded_once(fmt: str, saturate: bool) -> None:
+    """Just above a tie, by less than FP32 sees."""
+    half = formats.get(fmt).epsilon / 2
+    v = torch.tensor([1 + half + 2.0**-40], dtype=torch.float64).view(1, 1, 1, 1)
+    one = torch.ones_like(v)
+    out = tiled_attention(one, one, v, plan=Plan.uniform(fmt).replace(saturate=saturate))
+    assert out.item() == 1 + 2 * half
+
+
+def test_ties_are_seen_under_a_narrow_maximum() -> None:
+    q = torch.ones(1, 1, 1, 1)
+    k = torch.tensor([2.001, 2.001, 0.0, 0.0]).view(1, 1, 4, 1)
+    v = torch.tensor([1.0, 0.0, 0.0, 0.0]).view(1, 1, 4, 1)
+    plan = Plan.shipped("fp32").replace(maximum="bf16", probabilities="fp4_e2m1")
+    how: dict[str, Any] = {"plan": plan, "scale": 1.0, "block": (4, 4)}
+    assert tiled_attention(q, k, v, **how) != tiled_attention(q, k, v, tie_shift=1.25, **how)

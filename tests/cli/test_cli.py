@@ -58,16 +58,34 @@ def test_validate_matches_the_cpu_kernel_within_two_percent(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("dim", "formats"), [(128, "bf16"), (96, "fp16"), (64, "fp32")])
+def test_validate_matches_at_other_shapes(dim: int, formats: str) -> None:
+    """1/√96 is no power of two: it shows where the kernel applies the scale. FP32 shows the blocks of its sums."""
+    done = assay("validate", "--device", "cpu", "--heads", "8", "--dim", str(dim), "--formats", formats, "--json")
+    assert done.returncode == 0, done.stdout
+
+
+def test_one_key_has_no_error_at_all() -> None:
+    done = assay("validate", "--device", "cpu", "--length", "1", "--formats", "bf16", "--json")
+    assert done.returncode in (0, 1), done.stderr  # dQ and dK are 0 but for roundings, which need not match
+    assert {row["ratio"] for row in json.loads(done.stdout) if row["part"] in ("output", "dv")} == {1.0}
+
+
+@pytest.mark.slow
 def test_validate_prints_a_table_for_people() -> None:
     done = assay("validate", *SMALL, "--formats", "bf16", "--length", "128")
     assert "SDPA flash (CPU): shipped bf16" in done.stdout
-    assert "dv, causal" in done.stdout
+    assert "dv causal" in done.stdout
+    assert "The kernel sums dQ, dK and dV up in the input format" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("validate", "--formats", "fp8"), "Kernels take bf16, fp16, fp32; got fp8"),
+        (("validate", "--formats", "fp8"), "Kernels take bf16, fp16, fp32; got 'fp8'"),
+        (("validate", "--formats", "bf16,"), "got ''"),
+        (("validate", "--html", "/proc/nothing/index.html"), "the page cannot be written"),
+        (("validate", "--html", "/"), "is a folder"),
         (("validate", "--device", "cuda:77"), "no device 'cuda:77'"),
         (("validate", "--device", "abacus"), "no device 'abacus'"),
         (("validate", "--length", "0"), "should be greater than or equal to 1"),

@@ -63,7 +63,10 @@ def values_near(draw: st.DrawFn, format: Format) -> float:
     significand = draw(st.integers(-(2 ** (format.mantissa + 3)), 2 ** (format.mantissa + 3)))
     lowest = format.min_exponent - format.mantissa - 4
     scale = draw(st.integers(lowest, format.max_exponent - format.mantissa - 1))
-    return math.ldexp(float(significand), scale)
+    try:
+        return math.ldexp(float(significand), scale)
+    except OverflowError:  # beyond FP64: the format has all its exponents
+        return math.copysign(math.inf, significand)
 
 
 @st.composite

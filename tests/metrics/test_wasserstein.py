@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,8 +132,9 @@ def test_nan_and_infinities() -> None:
 
 def test_refusals() -> None:
     x = torch.ones(3)
-    for p in (0, 0.5, -1, INF, NAN):
-        with pytest.raises(ValueError, match="p must be finite and at least 1"):
+    refused: list[Any] = [0, 0.5, -1, INF, NAN, "1", None]
+    for p in refused:
+        with pytest.raises(ValueError, match="p must be a finite number of at least 1"):
             wasserstein(x, x, p)
     with pytest.raises(ValueError, match=r"torch\.from_numpy"):
         wasserstein(np.ones(3), x)  # type: ignore[arg-type]

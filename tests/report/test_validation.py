@@ -23,6 +23,8 @@ def row(**changes: Any) -> dict[str, Any]:
         "kernel_rmse": 1e-4,
         "emulation_rmse": 1.01e-4,
         "shipped_rmse": 1e-4,
+        "shipped_ratio": 1.0,
+        "notes": ("a <note>",),
         "ratio": 1.01,
         "matches": True,
         "bit_equal": 0.75,
@@ -45,6 +47,7 @@ def test_text_is_escaped() -> None:
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
     assert "a &amp; b &lt;i&gt;" in text
+    assert "a &lt;note&gt;" in text
 
 
 def test_page_asks_for_nothing_from_outside() -> None:

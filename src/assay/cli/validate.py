@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,8 @@ def validate(
     from assay.cli.devices import find_device
 
     console = Console(stderr=True)
+    if html is not None:
+        _check_writable(html, console)
     rows: list[Agreement] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
@@ -42,7 +45,7 @@ def validate(
         try:
             for row in run(
                 device=find_device(device),
-                formats=tuple(formats.split(",")),
+                formats=tuple(dict.fromkeys(name.strip() for name in formats.split(","))),
                 shape=(batch, heads, length, dim),
                 seed=seed,
             ):
@@ -65,29 +68,45 @@ def validate(
         raise typer.Exit(1)
 
 
+def _check_writable(path: Path, console: Console) -> None:
+    """Refuse a page that cannot be written before anything is measured."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder; name a file in it, e.g. {path / 'index.html'}")
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        console.print(f"[bold red]assay validate:[/] the page cannot be written: {error}", soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
 def _print(rows: list[Agreement]) -> None:
     """A table for each kernel, narrow enough for a terminal of 80 columns."""
     console = Console()
     console.print(
         f"{rows[0].device}, (batch, heads, length, dim) = {rows[0].shape}, inputs {rows[0].distribution}, "
         f"seed {rows[0].seed}.\nRMSE against golden; ratio = emulation / kernel, for the kernel's own plan and for "
-        "the shipped one; ULPs between kernel and emulation.",
+        "the shipped one; % of elements by the ULPs between kernel and emulation.",
         soft_wrap=True,
     )
     for kernel, fmt in dict.fromkeys((row.kernel, row.format) for row in rows):
         group = [row for row in rows if (row.kernel, row.format) == (kernel, fmt)]
         title = f"{kernel}: {group[0].plan}; block {group[0].tiling}"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
         table.add_column("tensor", no_wrap=True)
-        for name in ("RMSE", "ratio", "shipped", "equal", "%: 0  ≤½  ≤1  ≤2  ≤4  >4"):
+        for name in ("kernel", "emulated", "ratio", "shipped", "equal", "  0 ≤½ ≤1 ≤2 ≤4 >4"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in group:
             table.add_row(
-                f"{row.part}{', causal' if row.causal else ''}",
+                f"{row.part}{' causal' if row.causal else ''}",
                 f"{row.kernel_rmse:.2e}",
+                f"{row.emulation_rmse:.2e}",
                 f"[{'green' if row.matches else 'red'}]{row.ratio:.3f}[/]",
-                f"{row.shipped_rmse / row.kernel_rmse:.3f}",
+                f"{row.shipped_ratio:.3f}",
                 f"{row.bit_equal:.1%}",
-                " ".join(f"{100 * share:3.0f}" for share in row.ulp_shares),
+                "".join(f"{100 * share:3.0f}" for share in row.ulp_shares),
             )
         console.print(table)
+        for note in group[0].notes:
+            console.print(f"  {note}", style="dim")

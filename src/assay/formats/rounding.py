@@ -68,6 +68,8 @@ def _check(x: Tensor, rounding: str, generator: torch.Generator | None) -> None:
     check_rounding(rounding)
     if generator is None:
         return
+    if not isinstance(generator, torch.Generator):
+        raise ValueError(f"generator must be a torch.Generator, got {type(generator).__name__}.")
     if rounding != "stochastic":
         raise ValueError(f"A generator is only used by rounding='stochastic', got rounding={rounding!r}. Leave it out.")
     if generator.device.type != x.device.type:

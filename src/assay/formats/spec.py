@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 NanCodes = Literal["ieee", "single", "none"]
@@ -27,9 +27,16 @@ class Format:
     subnormals: bool = True
     """Whether values under the smallest normal exist; without them results are flushed to zero."""
     name: str = field(default="", compare=False)
-    """A short name; `e5m10` and the like when not given. Two formats with the same values are equal."""
+    """A short name; `e5m10` and the like when not given (fn: one NaN, no infinity; n: neither; z: no subnormals).
+
+    Two formats with the same values are equal, whatever they are called."""
 
     def __post_init__(self) -> None:
+        for field_name in ("exponent", "mantissa"):
+            if type(getattr(self, field_name)) is not int:
+                raise ValueError(
+                    f"Format: {field_name} must be a whole number of bits, got {getattr(self, field_name)!r}."
+                )
         if not 1 <= self.exponent <= 11:
             raise ValueError(
                 f"Format: exponent must be 1 to 11 bits (FP64 has 11), got {self.exponent}. "
@@ -65,13 +72,18 @@ class Format:
         if self.nan == "single" and self.mantissa == 0 and self.exponent == 1:
             raise ValueError("Format: E1M0 with a NaN code has no normal number left. Use nan='none'.")
         if not self.name:
-            object.__setattr__(self, "name", f"e{self.exponent}m{self.mantissa}")
+            suffix = {"ieee": "", "single": "fn", "none": "n"}[self.nan] + ("" if self.subnormals else "z")
+            object.__setattr__(self, "name", f"e{self.exponent}m{self.mantissa}{suffix}")
 
     def __str__(self) -> str:
         return self.name
 
     def replace(self, **changes: object) -> Format:
         """The same format with some fields changed; its name is made anew unless given."""
+        known = [f.name for f in fields(self)]
+        for change in changes:
+            if change not in known:
+                raise ValueError(f"Format has no field {change!r}. Its fields: {', '.join(known)}.")
         return replace(self, **{"name": "", **changes})  # type: ignore[arg-type]
 
     @property

@@ -37,8 +37,8 @@ def wasserstein(a: Tensor, b: Tensor, p: float = 1) -> float:
     a = check_float_tensor("wasserstein", "a", a)
     b = check_float_tensor("wasserstein", "b", b)
     check_same_device("wasserstein", a, b)
-    if not 1 <= p < math.inf:
-        raise ValueError(f"wasserstein: p must be finite and at least 1, got {p}. Use p=1 for W1.")
+    if not isinstance(p, int | float) or not 1 <= p < math.inf:
+        raise ValueError(f"wasserstein: p must be a finite number of at least 1, got {p!r}. Use p=1 for W1.")
     a, b = _flat(a), _flat(b)
     if _has_nan(a) or _has_nan(b):
         return math.nan

@@ -14,9 +14,9 @@ Row = Mapping[str, Any]
 _STYLE = """
 :root { color-scheme: light dark; --ours: #2563eb; --theirs: #f59e0b; --line: #8884; --good: #15803d; --bad: #b91c1c; }
 @media (prefers-color-scheme: dark) { :root { --ours: #60a5fa; --theirs: #fbbf24; --good: #4ade80; --bad: #f87171; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .2rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
 .bar { display: inline-block; height: .8rem; background: var(--ours); vertical-align: middle; }
@@ -75,6 +75,7 @@ def _section(kernel: str, fmt: str, rows: Sequence[Row]) -> str:
     edges = rows[0]["ulp_edges"]
     names = ["0", *(f"≤ {edge:g}" for edge in edges[1:]), f"> {edges[-1]:g}"]
     header = "".join(f"<th>{name}</th>" for name in names)
+    notes = "".join(f"<br>{escape(note)}" for note in rows[0]["notes"])
     widest = max(max(row["kernel_rmse"], row["emulation_rmse"]) for row in rows)
     body = "".join(_table_row(row, widest) for row in rows)
     return f"""<h2>{escape(kernel)}, {escape(fmt)}</h2>
@@ -84,7 +85,7 @@ def _section(kernel: str, fmt: str, rows: Sequence[Row]) -> str:
 <th colspan="{len(names)}">% of elements by ULPs apart</th></tr>
 <tr><th>kernel</th><th>emulation</th>{header}</tr></thead>
 <tbody>{body}</tbody></table>
-<figcaption>Bars: RMSE of the kernel (amber) and of its emulation (blue), to one scale.</figcaption></figure>
+<figcaption>Bars: RMSE of the kernel (amber) and of its emulation (blue), to one scale.{notes}</figcaption></figure>
 """
 
 
@@ -95,7 +96,7 @@ def _table_row(row: Row, widest: float) -> str:
     return (
         f"<tr><td>{escape(name)}</td>{_bar(row['kernel_rmse'], widest, 'bar theirs')}"
         f"{_bar(row['emulation_rmse'], widest, 'bar')}<td class='{mark}'>{row['ratio']:.3f}</td>"
-        f"<td>{row['shipped_rmse'] / row['kernel_rmse']:.3f}</td><td>{row['bit_equal']:.1%}</td>{shares}</tr>"
+        f"<td>{row['shipped_ratio']:.3f}</td><td>{row['bit_equal']:.1%}</td>{shares}</tr>"
     )
 
 

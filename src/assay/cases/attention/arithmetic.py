@@ -152,7 +152,8 @@ def exactly(method: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _ieee_matmul() -> Iterator[None]:
     """FP32 products in FP32, whatever the program has set (TF32 on CUDA, bf16 on some CPUs)."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    candidates: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    backends = [backend for backend in candidates if hasattr(backend, "fp32_precision")]
     before = [backend.fp32_precision for backend in backends]
     if all(precision in ("ieee", "none") for precision in before):
         yield

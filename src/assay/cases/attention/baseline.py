@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from assay.cases.attention.arithmetic import Arithmetic, exactly, result_dtype
-from assay.cases.attention.checks import check_call, check_scale, refuse_double_backward
+from assay.cases.attention.checks import check_call, check_plan, check_scale, refuse_double_backward
 from assay.cases.attention.masking import Masking, Window
 from assay.cases.attention.plan import Plan
 
@@ -35,6 +35,7 @@ def baseline_attention(
     The arguments mean what they mean in `tiled_attention`. Computed a few rows at a time, which changes no bit:
     a row's softmax needs only that row. Gradients follow the same plan and keep nothing but the inputs.
     """
+    check_plan(plan)
     masking = check_call(q, k, v, causal=causal, window=window, bias=bias, alibi_slopes=alibi_slopes)
     out: torch.Tensor = _BaselineAttention.apply(q, k, v, plan, masking, check_scale(scale, q.shape[-1]))
     return out

@@ -8,7 +8,7 @@ Block = tuple[int, int]
 
 def block_from_sram(elements: int, head_dim: int) -> Block:
     """B_c = ⌈M/4d⌉ columns and B_r = min(⌈M/4d⌉, d) rows, for M elements of fast memory."""
-    if elements < 1 or head_dim < 1:
+    if not all(isinstance(size, int) and size >= 1 for size in (elements, head_dim)):
         raise ValueError(f"SRAM size and head dimension must be at least 1 element, got {elements} and {head_dim}.")
     columns = -(-elements // (4 * head_dim))
     return min(columns, head_dim), columns
@@ -16,11 +16,13 @@ def block_from_sram(elements: int, head_dim: int) -> Block:
 
 def swapped(block: Block) -> Block:
     """Rows and columns exchanged."""
+    check_block(block)
     return block[1], block[0]
 
 
 def square(block: Block) -> Block:
     """The largest square block of at most the same area."""
+    check_block(block)
     side = int((block[0] * block[1]) ** 0.5)
     while (side + 1) ** 2 <= block[0] * block[1]:
         side += 1
@@ -31,6 +33,6 @@ def check_block(block: Block) -> Block:
     """Both sides whole numbers of at least 1."""
     if not isinstance(block, tuple) or len(block) != 2:
         raise ValueError(f"block must be (rows, columns), got {block!r}. For example block=(64, 64).")
-    if not all(isinstance(side, int) and side >= 1 for side in block):
+    if not all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in block):
         raise ValueError(f"block sizes must be whole numbers of at least 1, got {block!r}.")
     return block

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from assay.cases.attention.masking import Masking, Window
+from assay.cases.attention.plan import Plan
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -21,6 +22,8 @@ def check_call(
 ) -> Masking:
     """Check the arguments of an attention call on (B, H, N, D), and return its masking."""
     _check_tensors(q, k, v)
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal must be True or False, got {causal!r}.")
     (batch, heads, queries, dim), (_, kv_heads, keys, _) = q.shape, k.shape
     if k.shape[-1] != dim:
         raise ValueError(f"q and k must have the same head dimension, got {dim} and {k.shape[-1]}.")
@@ -45,12 +48,38 @@ def check_call(
     )
 
 
+def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
+    """Whether `value` is a number of that kind; True and False are not."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_plan(plan: object) -> Plan:
+    """A plan, and not the name of a format."""
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"plan must be a Plan, got {plan!r}. Use Plan.uniform('bf16') for every step in one format, "
+            "or Plan.shipped('bf16') for what kernels do."
+        )
+    return plan
+
+
+def check_gradient(grad: object, shape: tuple[int, ...], device: torch.device) -> None:
+    """The gradient of the output has the output's shape."""
+    if not isinstance(grad, torch.Tensor) or not grad.dtype.is_floating_point:
+        got = grad.dtype if isinstance(grad, torch.Tensor) else type(grad).__name__
+        raise ValueError(f"grad must be a floating-point tensor, got {got}.")
+    if tuple(grad.shape) != shape or grad.device != device:
+        raise ValueError(
+            f"grad must have the shape of the output, {shape}, on {device}; got {tuple(grad.shape)} on {grad.device}."
+        )
+
+
 def check_scale(scale: float | None, dim: int) -> float:
     """The softmax scale: given, or 1/√D."""
     if scale is None:
         return float(dim**-0.5)
-    if not scale > 0 or scale == float("inf"):
-        raise ValueError(f"scale must be a positive finite number, got {scale}. Leave it out for 1/√D.")
+    if not is_number(scale) or not 0 < scale < float("inf"):
+        raise ValueError(f"scale must be a positive finite number, got {scale!r}. Leave it out for 1/√D.")
     return float(scale)
 
 
@@ -86,7 +115,7 @@ def _check_window(window: Window | None) -> Window | None:
     if not isinstance(window, tuple) or len(window) != 2:
         raise ValueError(f"window must be (left, right), None on a side meaning no limit; got {window!r}.")
     for side in window:
-        if side is not None and (not isinstance(side, int) or side < 0):
+        if side is not None and not (is_number(side, int) and side >= 0):
             raise ValueError(
                 f"window's sides must be None or whole numbers of at least 0, got {window!r}. "
                 "(127, 0) is a causal window of 128 keys."
@@ -99,6 +128,8 @@ def _check_bias(
 ) -> torch.Tensor | None:
     if bias is None:
         return None
+    if not isinstance(bias, torch.Tensor):
+        raise ValueError(f"bias must be a torch tensor, got {type(bias).__name__}. Use torch.as_tensor.")
     if bias.device != device:
         raise ValueError(f"bias must be on the device of q ({device}), got {bias.device}.")
     if bias.dtype != torch.bool and not bias.dtype.is_floating_point:
@@ -116,6 +147,10 @@ def _check_bias(
 def _check_slopes(slopes: torch.Tensor | None, batch: int, heads: int, device: torch.device) -> torch.Tensor | None:
     if slopes is None:
         return None
+    if not isinstance(slopes, torch.Tensor):
+        raise ValueError(f"alibi_slopes must be a torch tensor, got {type(slopes).__name__}. Use torch.as_tensor.")
+    if slopes.requires_grad:
+        raise ValueError("alibi_slopes have no gradient here; pass alibi_slopes.detach().")
     if slopes.device != device:
         raise ValueError(f"alibi_slopes must be on the device of q ({device}), got {slopes.device}.")
     if tuple(slopes.shape) not in ((heads,), (batch, heads)) or not slopes.dtype.is_floating_point:

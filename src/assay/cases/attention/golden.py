@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from assay.cases.attention.checks import check_call, check_scale
+from assay.cases.attention.checks import check_call, check_gradient, check_scale
 from assay.cases.attention.masking import Masking, Window
 
 _SCORES_AT_ONCE = 1 << 22  # elements of S held at a time: 32 MB in FP64
@@ -28,10 +28,12 @@ def golden_attention(
 ) -> torch.Tensor:
     """softmax(Q·Kᵀ·scale + bias)·V in FP64, for q (B, H, Nq, D), k and v (B, Hkv, Nk, D).
 
-    Rows that see no key give 0. Round the inputs first (`assay.round_to`) to isolate a kernel's arithmetic.
+    Rows that see no key give 0. The result carries no gradient: see `golden_gradients`. Round the inputs first
+    (`assay.round_to`) to isolate a kernel's arithmetic.
     """
     masking = check_call(q, k, v, causal=causal, window=window, bias=bias, alibi_slopes=alibi_slopes)
     factor = check_scale(scale, q.shape[-1])
+    q, k, v = q.detach(), k.detach(), v.detach()  # gradients come from golden_gradients, in bounded memory
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=torch.float64, device=q.device)
     for b, h, kv, rows in _row_chunks(q, k):
         p = _probabilities(q[b, h, rows], k[b, kv], masking, (b, h), rows, factor)
@@ -54,6 +56,8 @@ def golden_gradients(
     """FP64 gradients of `golden_attention` with respect to q, k and v, for the output gradient `grad`."""
     masking = check_call(q, k, v, causal=causal, window=window, bias=bias, alibi_slopes=alibi_slopes)
     factor = check_scale(scale, q.shape[-1])
+    check_gradient(grad, (*q.shape[:3], v.shape[-1]), q.device)
+    q, k, v, grad = (x.detach() for x in (q, k, v, grad))
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, k, v))
     for b, h, kv, rows in _row_chunks(q, k):
         p = _probabilities(q[b, h, rows], k[b, kv], masking, (b, h), rows, factor)

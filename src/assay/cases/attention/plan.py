@@ -91,10 +91,17 @@ class Plan:
     def __post_init__(self) -> None:
         for step in STEPS:
             object.__setattr__(self, step, get(getattr(self, step)))
-        if self.accumulator_width < 1:
-            raise ValueError(f"Plan: accumulator_width must be at least 1, got {self.accumulator_width}.")
+        for name in ("accumulator_truncates", "saturate"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"Plan: {name} must be True or False, got {getattr(self, name)!r}.")
+        if type(self.accumulator_width) is not int or self.accumulator_width < 1:
+            raise ValueError(
+                f"Plan: accumulator_width must be a whole number, at least 1, got {self.accumulator_width}."
+            )
         if self.promotion is not None and (
-            self.promotion < self.accumulator_width or self.promotion % self.accumulator_width
+            type(self.promotion) is not int
+            or self.promotion < self.accumulator_width
+            or self.promotion % self.accumulator_width
         ):
             raise ValueError(
                 f"Plan: promotion must be a multiple of accumulator_width ({self.accumulator_width}), since "

@@ -16,6 +16,7 @@ import torch
 
 from assay.cases.attention.arithmetic import Arithmetic
 from assay.cases.attention.blocks import Block, check_block
+from assay.cases.attention.checks import is_number
 from assay.cases.attention.masking import Masking
 from assay.cases.attention.plan import Plan
 from assay.cases.attention.quantization import Quantization, quantize, rotate
@@ -56,14 +57,28 @@ class Tiling:
         check_block(self.block)
         if self.order not in get_args(Order):
             raise ValueError(f"order must be one of {', '.join(get_args(Order))}; got {self.order!r}.")
-        if self.splits < 1:
-            raise ValueError(f"splits must be at least 1, got {self.splits}.")
+        for name in ("exp2", "sum_after_cast", "scale_inside"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if not is_number(self.splits, int) or self.splits < 1:
+            raise ValueError(f"splits must be a whole number of at least 1, got {self.splits!r}.")
         if self.lazy_threshold is not None and self.order == "fa1":
             raise ValueError("lazy_threshold needs order='fa2' or 'split_kv': fa1 has no running maximum in P.")
-        if self.lazy_threshold is not None and not self.lazy_threshold >= 0:
-            raise ValueError(f"lazy_threshold must be at least 0, got {self.lazy_threshold}.")
-        if self.tie_shift is not None and not self.tie_shift > 1:
-            raise ValueError(f"tie_shift (β) must be greater than 1, got {self.tie_shift}.")
+        if self.lazy_threshold is not None and not _is_between(self.lazy_threshold, 0, math.inf):
+            raise ValueError(f"lazy_threshold must be at least 0 and finite, got {self.lazy_threshold!r}.")
+        if self.tie_shift is not None and not (_is_between(self.tie_shift, 1, math.inf) and self.tie_shift > 1):
+            raise ValueError(f"tie_shift (β) must be greater than 1 and finite, got {self.tie_shift!r}.")
+        if not is_number(self.probability_shift, int) or not -64 <= self.probability_shift <= 64:
+            raise ValueError(
+                f"probability_shift must be a whole number from -64 to 64, got {self.probability_shift!r}."
+            )
+        if self.quantization is not None and not isinstance(self.quantization, Quantization):
+            raise ValueError(f"quantization must be a Quantization, got {self.quantization!r}.")
+
+
+def _is_between(value: object, low: float, high: float) -> bool:
+    """Whether `value` is a number with low <= value < high."""
+    return is_number(value) and low <= value < high  # type: ignore[operator]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 
 from assay.cases.attention.arithmetic import exactly, result_dtype
 from assay.cases.attention.blocks import Block
-from assay.cases.attention.checks import check_call, check_scale, refuse_double_backward
+from assay.cases.attention.checks import check_call, check_plan, check_scale, refuse_double_backward
 from assay.cases.attention.masking import Masking, Window
 from assay.cases.attention.plan import Plan
 from assay.cases.attention.problem import Order, Problem, Tiling
@@ -66,6 +66,7 @@ def tiled_attention(
     Returns the output in q's dtype where that holds every value of `plan.output`, else in FP32 or FP64.
     Gradients follow the same plan. Rows that see no key give 0.
     """
+    check_plan(plan)
     masking = check_call(q, k, v, causal=causal, window=window, bias=bias, alibi_slopes=alibi_slopes)
     tiling = Tiling(
         order=order,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,13 +47,20 @@ class Agreement:
     """Share of elements where kernel and emulation have the same bits."""
     ulp_edges: tuple[float, ...]
     """Upper ends of the ULP buckets; one more bucket above the last."""
+    notes: tuple[str, ...]
+    """What is known not to match, and why."""
     ulp_shares: tuple[float, ...]
     """Share of elements by the distance kernel ↔ emulation in ULPs of the format."""
 
     @property
     def ratio(self) -> float:
-        """RMSE of the emulation over that of the kernel."""
-        return self.emulation_rmse / self.kernel_rmse
+        """RMSE of the emulation over that of the kernel; 1 where neither errs."""
+        return _ratio(self.emulation_rmse, self.kernel_rmse)
+
+    @property
+    def shipped_ratio(self) -> float:
+        """The same with the plain `shipped` plan."""
+        return _ratio(self.shipped_rmse, self.kernel_rmse)
 
     @property
     def matches(self) -> bool:
@@ -61,7 +69,18 @@ class Agreement:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "ratio": self.ratio, "matches": self.matches}
+        return {
+            **asdict(self),
+            "ratio": self.ratio,
+            "shipped_ratio": self.shipped_ratio,
+            "matches": self.matches,
+        }
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    if theirs == 0:
+        return 1.0 if ours == 0 else math.inf
+    return ours / theirs
 
 
 def validate(
@@ -75,7 +94,7 @@ def validate(
 
     Inputs are N(0, 1), rounded to the format. Yields a row as soon as it is measured.
     """
-    unknown = [f for f in formats if f not in _DTYPES]
+    unknown = [repr(f) for f in formats if f not in _DTYPES]
     if unknown:
         raise ValueError(f"Kernels take {', '.join(_DTYPES)}; got {', '.join(unknown)}.")
     for kernel in available_kernels(torch.device(device)):
@@ -120,6 +139,7 @@ def _compare(
             emulation_rmse=deviation(ours, truth).rmse,
             shipped_rmse=deviation(simple, truth).rmse,
             bit_equal=histogram.bit_equal_share,
+            notes=kernel.notes,
             ulp_edges=histogram.edges,
             ulp_shares=histogram.shares,
         )
