@@ -35,7 +35,7 @@ def _cases() -> list[tuple[Tiling, dict[str, Any]]]:
     slopes, bias = torch.rand(2, generator=generator), torch.randn(20, 29, generator=generator)
     return [
         (Tiling(order="fa1", block=(16, 12)), {"causal": True}),
-        (Tiling(order="fa2", block=(16, 12)), {}),
+        (Tiling(order="fa2", block=(16, 12), reverse_keys=True), {"causal": True}),
         (Tiling(order="split_kv", block=(16, 7), splits=3), {"causal": True}),
         (
             Tiling(block=(16, 16), exp2=True, lazy_threshold=4.0, sum_after_cast=True),

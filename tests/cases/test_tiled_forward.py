@@ -54,6 +54,25 @@ def test_pieces_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(whole, pieces)
 
 
+@pytest.mark.parametrize("order", ["fa1", "fa2"])
+@pytest.mark.parametrize("pieces", [False, True])
+def test_reversed_keys_are_reversed_blocks(order: Any, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking the blocks backwards is the same as laying them out backwards; the last one may be short."""
+    q, k, v = qkv(40, 96, heads=2, dim=16)
+    if pieces:
+        monkeypatch.setitem(problem._TILE_ELEMENTS, "cpu", 600)
+    how: dict[str, Any] = {"plan": Plan.uniform("bf16"), "order": order, "block": (8, 16)}
+    flipped = [x.unflatten(2, (6, 16)).flip(2).flatten(2, 3) for x in (k, v)]
+    backwards = tiled_attention(q, k, v, reverse_keys=True, **how)
+    assert torch.equal(backwards, tiled_attention(q, *flipped, **how))
+    assert not torch.equal(backwards, tiled_attention(q, k, v, **how))
+    short = tiled_attention(
+        q.double(), k.double()[:, :, :90], v.double()[:, :, :90], plan=Plan.fp64(), reverse_keys=True
+    )
+    golden = golden_attention(q, k[:, :, :90], v[:, :, :90])
+    torch.testing.assert_close(short, golden, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("order", ["fa1", "fa2", "split_kv"])
 @pytest.mark.parametrize("exp2", [False, True])
 @pytest.mark.parametrize("masks", ["none", "causal", "window", "bias", "bool", "alibi"])

@@ -77,7 +77,7 @@ def _cpu_flash_tiling(queries: int, dim: int) -> dict[str, Any]:
 
 
 def _fa2_tiling(queries: int, dim: int) -> dict[str, Any]:
-    return {"block": (128, 128 if dim <= 64 else 64), "exp2": True}
+    return {"block": (128, 128 if dim <= 64 else 64), "exp2": True, "reverse_keys": True}
 
 
 def _efficient_plan(fmt: str) -> Plan:

@@ -36,6 +36,8 @@ class Tiling:
     """"fa1": normalised at every block; "fa2": once at the end; "split_kv": fa2 over parts of the keys, merged."""
     block: Block = (64, 64)
     """(rows, columns) of a tile."""
+    reverse_keys: bool = False
+    """Whether the blocks of keys are taken from the last to the first in forward, as FA2's kernel does."""
     splits: int = 2
     """How many parts "split_kv" cuts the keys into."""
     exp2: bool = False
@@ -57,7 +59,7 @@ class Tiling:
         check_block(self.block)
         if self.order not in get_args(Order):
             raise ValueError(f"order must be one of {', '.join(get_args(Order))}; got {self.order!r}.")
-        for name in ("exp2", "sum_after_cast", "scale_inside"):
+        for name in ("reverse_keys", "exp2", "sum_after_cast", "scale_inside"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if not is_number(self.splits, int) or self.splits < 1:

@@ -30,6 +30,7 @@ def tiled_attention(
     bias: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     scale: float | None = None,
+    reverse_keys: bool = False,
     splits: int = 2,
     exp2: bool = False,
     lazy_threshold: float | None = None,
@@ -54,6 +55,7 @@ def tiled_attention(
         bias: added to the scaled scores, or a bool mask (True = seen); broadcasts to (B, H, Nq, Nk).
         alibi_slopes: (H,) or (B, H); slope · distance is subtracted from the scores.
         scale: of the scores; 1/√D by default.
+        reverse_keys: forward takes the blocks of keys from the last to the first, as FA2's kernel does.
         splits: parts of "split_kv".
         exp2: take powers of two, with log₂e folded into the scale.
         lazy_threshold: rescale only when the maximum grew by more than this.
@@ -71,6 +73,7 @@ def tiled_attention(
     tiling = Tiling(
         order=order,
         block=block,
+        reverse_keys=reverse_keys,
         splits=splits,
         exp2=exp2,
         lazy_threshold=lazy_threshold,

@@ -55,7 +55,8 @@ def _attend(problem: Problem, over_keys: OverKeys) -> tuple[torch.Tensor, torch.
 def _over_keys(problem: Problem, piece: Piece, part: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Online softmax over (a part of) the keys: the normalised output and the log-sum-exp."""
     state = _empty(problem, piece)
-    for start, columns, blocks in problem.tiles(piece, part):
+    tiles = list(problem.tiles(piece, part))
+    for start, columns, blocks in reversed(tiles) if problem.tiling.reverse_keys else tiles:
         _absorb(problem, state, piece, start, columns, blocks)
     return _finish(problem, state)
 
@@ -76,7 +77,9 @@ def _absorb(problem: Problem, state: State, piece: Piece, start: int, columns: i
     plan, arithmetic, tiling = problem.plan, problem.arithmetic, problem.tiling
     exp = torch.exp2 if tiling.exp2 else torch.exp
     cols = slice(start, start + blocks * columns)
-    s = problem.scores(piece, cols).unflatten(1, (blocks, columns))  # (heads, blocks, columns, rows)
+    s = _in_order(
+        problem, problem.scores(piece, cols).unflatten(1, (blocks, columns))
+    )  # (heads, blocks, columns, rows)
 
     local = _block_maximum(problem, s)  # (heads, blocks, rows)
     running = _running_maximum(problem, state.maximum, local)
@@ -103,6 +106,11 @@ def _absorb(problem: Problem, state: State, piece: Piece, start: int, columns: i
     else:
         _recur_fa2(problem, state, factor, sums, products)
     state.maximum = running[:, -1]
+
+
+def _in_order(problem: Problem, blocks: torch.Tensor) -> torch.Tensor:
+    """(heads, blocks, …): the blocks of a run in the order in which they are taken in."""
+    return blocks.flip(1) if problem.tiling.reverse_keys else blocks
 
 
 def _block_maximum(problem: Problem, s: torch.Tensor) -> torch.Tensor:
@@ -133,11 +141,12 @@ def _running_maximum(problem: Problem, maximum: torch.Tensor, local: torch.Tenso
 def _times_v(problem: Problem, piece: Piece, cols: slice, p: torch.Tensor) -> torch.Tensor:
     """Each block's (P·V)ᵀ in the output accumulator's format."""
     plan, arithmetic = problem.plan, problem.arithmetic
-    v = problem.of_kv_heads(problem.v, piece.heads)[:, cols].unflatten(1, p.shape[1:3])
+    v = _in_order(problem, problem.of_kv_heads(problem.v, piece.heads)[:, cols].unflatten(1, p.shape[1:3]))
     products = arithmetic.dot(v.transpose(2, 3), p, plan.output_accumulator)
     if problem.v_scale is None:
         return products
     scale = problem.of_kv_heads(problem.v_scale, piece.heads)[:, cols].unflatten(1, p.shape[1:3])
+    scale = _in_order(problem, scale)
     return arithmetic.apply(plan.output_accumulator, torch.mul, products, scale[:, :, :1])
 
 

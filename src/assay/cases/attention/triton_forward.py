@@ -59,6 +59,7 @@ def over_keys(problem: Problem, part: tuple[int, int]) -> tuple[torch.Tensor, to
             ROW_BLOCK=tiling.block[0],
             COLUMNS=tiling.block[1],
             BLOCK_COLUMNS=max(16, triton.next_power_of_2(tiling.block[1])),
+            REVERSE=tiling.reverse_keys,
             FA1=tiling.order == "fa1",
             EXP2=tiling.exp2,
             LAZY=tiling.lazy_threshold,
@@ -115,6 +116,7 @@ def _tiled_forward(
     ROW_BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    REVERSE: tl.constexpr,
     FA1: tl.constexpr,
     EXP2: tl.constexpr,
     UNIT: tl.constexpr,
@@ -161,7 +163,8 @@ def _tiled_forward(
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     row_sum = tl.zeros((ROWS,), tl.float32)
     output = tl.zeros((ROWS, BLOCK_VALUE_DIM), tl.float32)
-    for block in range(begin, end):
+    for step in range(begin, end):
+        block = begin + end - 1 - step if REVERSE else step
         key = block * COLUMNS + columns
         real = (columns < COLUMNS) & (key < keys)
         k_offsets = key[None, :] * DIM + dims[:, None]
