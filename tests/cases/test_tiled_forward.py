@@ -313,3 +313,15 @@ def test_ties_are_seen_under_a_narrow_maximum() -> None:
     plan = Plan.shipped("fp32").replace(maximum="bf16", probabilities="fp4_e2m1")
     how: dict[str, Any] = {"plan": plan, "scale": 1.0, "block": (4, 4)}
     assert tiled_attention(q, k, v, **how) != tiled_attention(q, k, v, tie_shift=1.25, **how)
+
+
+def test_the_most_negative_bias_is_no_infinity() -> None:
+    """Masks of finfo.min are common: a row that has nothing else sees all keys alike, also when scores are in log₂."""
+    q, k, v = qkv(4, 8, dim=8)
+    bias = torch.full((4, 8), torch.finfo(torch.float32).min)
+    golden = golden_attention(q, k, v, bias=bias)
+    for exp2 in (False, True):
+        out = tiled_attention(q, k, v, plan=Plan.uniform("fp32"), bias=bias, exp2=exp2)
+        assert deviation(out, golden).max < 1e-6
+    hidden = torch.full((4, 8), -torch.inf)
+    assert (tiled_attention(q, k, v, plan=Plan.uniform("fp32"), bias=hidden, exp2=True) == 0).all()

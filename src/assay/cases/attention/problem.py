@@ -198,7 +198,7 @@ class Problem:
         s = arithmetic.apply(plan.scale, torch.mul, s, factor, out=s)
         added, hidden = self._added(piece, cols)
         for term in added:
-            s = arithmetic.apply(plan.scale, torch.add, s, term * unit)
+            s = arithmetic.apply(plan.scale, torch.add, s, _in_units(term, unit))
         return s if hidden is None else s.masked_fill_(hidden, -torch.inf)
 
     def _added(self, piece: Piece, cols: slice) -> tuple[list[torch.Tensor], torch.Tensor | None]:
@@ -219,6 +219,12 @@ class Problem:
             else:
                 added.append(bias.to(carrier))
         return added, hidden
+
+
+def _in_units(term: torch.Tensor, unit: float) -> torch.Tensor:
+    """term·unit, but the most negative number, a common mask, must not become −inf: such rows still see their keys."""
+    largest = torch.finfo(term.dtype).max
+    return torch.where(term.isinf(), term, (term * unit).clamp(-largest, largest)) if unit != 1 else term
 
 
 def without_minus_infinity(maximum: torch.Tensor) -> torch.Tensor:

@@ -175,7 +175,9 @@ def scores(
         if BIAS == "bool":
             hidden = hidden | (bias == 0)
         else:
-            s = hold(s + bias * UNIT, F_SCALE)
+            # The most negative number, a common mask, must not become -inf: such rows still see their keys.
+            scaled = tl.minimum(tl.maximum(bias * UNIT, -3.4028234663852886e38), 3.4028234663852886e38)
+            s = hold(s + tl.where(tl.abs(bias) == float("inf"), bias, scaled), F_SCALE)
     if BANDED:
         hidden = hidden | (key[None, :] < first_key(position, left)[:, None])
         hidden = hidden | (key[None, :] >= last_key(position, right, keys)[:, None])
