@@ -36,7 +36,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
-	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	@missed=0; for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || missed=1; done; exit $$missed
 
 clean:
 	rm -rf $(VENV) report build .mypy_cache .ruff_cache .pytest_cache .hypothesis

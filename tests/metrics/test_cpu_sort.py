@@ -33,5 +33,9 @@ def test_either_way_gives_the_same_values(radix: bool, dtype: torch.dtype, monke
     assert np.array_equal(cpu_sort.sort_copies(x, x)[1].numpy(), np.sort(x.numpy()))
 
 
-def test_the_trial_answers() -> None:
-    assert cpu_sort._radix_beats_numpy() in (False, True)
+@pytest.mark.parametrize(("numpy_seconds", "radix"), [(2.0, True), (1.5, False)])
+def test_the_trial_takes_the_faster_one(numpy_seconds: float, radix: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The radix sort takes a second; beside another sort it would take 1.7."""
+    clock = iter((0.0, 1.0, 1.0 + numpy_seconds))
+    monkeypatch.setattr("assay.metrics.cpu_sort.time.perf_counter", lambda: next(clock))
+    assert cpu_sort._radix_beats_numpy.__wrapped__() is radix

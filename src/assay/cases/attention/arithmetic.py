@@ -15,6 +15,7 @@ import torch
 
 from assay.cases.attention.plan import STEPS, Plan
 from assay.formats.catalog import BF16, FP16, FP32, FP64
+from assay.formats.dtypes import holds
 from assay.formats.modes import Rounding
 from assay.formats.rounding import round_to
 from assay.formats.spec import Format
@@ -109,9 +110,9 @@ def carrier_dtype(plan: Plan) -> torch.dtype:
     """FP32 where rounding its results again gives what rounding once would; FP64 elsewhere.
 
     Rounding twice is harmless for + − × ÷ when the first format has at least 2p + 2 bits, p being those of
-    the second: FP32's 24 bits carry formats of up to 11 (fp16, tf32), if the operands are that narrow too; with
-    wider operands, as in mixed plans, one result in 2^13 can differ by the last place. The accumulator is a model of a
-    matrix unit, not of one operation: FP32 carries any that it can hold.
+    the second: FP32's 24 bits carry formats of up to 11 (fp16, tf32), if the operands are that narrow too. With
+    wider operands, as in mixed plans, about one result in 2^13 may be rounded the wrong way. The accumulator is
+    a model of a matrix unit, not of one operation: FP32 carries any that it can hold.
     """
     for step in STEPS:
         fmt: Format = getattr(plan, step)
@@ -124,9 +125,7 @@ def carrier_dtype(plan: Plan) -> torch.dtype:
 
 def result_dtype(inputs: torch.dtype, plan: Plan) -> torch.dtype:
     """The inputs' dtype where it holds every value of the output format; else the carrier's."""
-    info, out = torch.finfo(inputs), plan.output
-    fits = out.epsilon >= info.eps and out.max <= info.max and out.smallest_normal >= info.tiny
-    return inputs if fits else carrier_dtype(plan)
+    return inputs if holds(inputs, plan.output) else carrier_dtype(plan)
 
 
 @cache
