@@ -90,7 +90,7 @@ def bench_on_cuda() -> bool:
     for rounding in modes:
         contenders[f"fp8_e4m3 {rounding}"] = partial(round_to, x, "fp8_e4m3", rounding)
     contenders["torch bf16 round trip"] = partial(round_trip, x, torch.bfloat16)
-    times = interleaved_medians(contenders, repeats=CUDA_REPEATS, wait=torch.cuda.synchronize)
+    times = interleaved_medians(contenders, repeats=CUDA_REPEATS, clock=device_seconds)
     print(f"\n{CUDA_COUNT:,} fp32 on {torch.cuda.get_device_name()}")
     met = True
     for name, seconds in times.items():
@@ -160,13 +160,14 @@ def gfloat_peer(x: torch.Tensor, format: Format) -> Contender | None:
 
 
 def interleaved_medians(
-    contenders: dict[str, Contender], repeats: int = CPU_REPEATS, wait: Callable[[], None] = lambda: None
+    contenders: dict[str, Contender], repeats: int = CPU_REPEATS, clock: Callable[[Contender], float] | None = None
 ) -> dict[str, float]:
     """Median seconds of each. The slow ones, over 30 ms, run three times."""
+    clock = clock or host_seconds
     seconds: dict[str, list[float]] = {}
     for name, run in contenders.items():
         run()  # compile
-        seconds[name] = [timed(run, wait)]
+        seconds[name] = [clock(run)]
     for repeat in range(repeats - 1):
         # Forwards, then backwards: what ran before changes a time by up to a fifth.
         for name, run in list(contenders.items())[:: -1 if repeat % 2 else 1]:
@@ -175,16 +176,26 @@ def interleaved_medians(
                 continue
             if not slow:
                 run()  # get back the cache and the pages that the contender before has taken
-            seconds[name].append(timed(run, wait))
+            seconds[name].append(clock(run))
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def timed(run: Contender, wait: Callable[[], None]) -> float:
-    wait()
+def host_seconds(run: Contender) -> float:
     start = time.perf_counter()
     run()
-    wait()
     return time.perf_counter() - start
+
+
+def device_seconds(run: Contender, queued: int = 10) -> float:
+    """Of one run among several in the queue, so that what the host takes to start one is not counted."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    run()
+    start.record()
+    for _ in range(queued):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / queued
 
 
 def beats_peers(times: dict[str, float]) -> bool:

@@ -95,6 +95,17 @@ def test_null_is_exactly_zero_on_cuda() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("fmt", ["bf16", "e5m6"])
+def test_gradient_of_any_layout(fmt: str) -> None:
+    """`out.sum().backward()` hands over one number expanded to the whole output."""
+    leaves = [round_to(x, fmt).cuda().requires_grad_() for x in qkv(512, 512, heads=2, dim=128)]
+    out = tiled_attention(*leaves, plan=Plan.uniform(fmt), block=(64, 64))
+    expanded = torch.ones((), device="cuda", dtype=out.dtype).expand_as(out)
+    expected = torch.autograd.grad(out, leaves, expanded.contiguous(), retain_graph=True)
+    for ours, theirs in zip(torch.autograd.grad(out, leaves, expanded), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_golden_on_cuda_is_golden_on_cpu() -> None:
     q, k, v = qkv(100, 130, heads=4, kv_heads=2)
     grad = torch.randn(1, 4, 100, 32, generator=torch.Generator().manual_seed(1))

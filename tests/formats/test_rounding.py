@@ -12,18 +12,31 @@ import torch
 from assay.formats import Format
 from assay.formats.rounding import round_to
 
+from .twins import GPU
+
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def test_shape_is_kept_and_the_input_untouched() -> None:
-    x = torch.randn(6, 10).t()[::2]
+LAYOUTS = {
+    "transposed": lambda device: torch.randn(6, 10, device=device).t()[::2],
+    "strided vector": lambda device: torch.randn(20, device=device)[::2],
+    "one value expanded": lambda device: torch.randn(1, device=device).expand(7, 5000),
+    "a row expanded": lambda device: torch.randn(1, 9, device=device).expand(4, 9),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("format", ["bf16", "fp8_e4m3", "tf32", "fp32"])
+def test_any_layout_and_the_input_untouched(format: str, layout: str, device: str) -> None:
+    x = LAYOUTS[layout](device)
     before = x.clone()
-    for format in ("bf16", "fp8_e4m3", "tf32", "fp32"):
-        rounded = round_to(x, format)
-        assert rounded.shape == x.shape
-        assert rounded.data_ptr() != x.data_ptr()
-        assert torch.equal(x, before)
-        assert torch.equal(rounded, round_to(x.contiguous(), format))
+    rounded = round_to(x, format)
+    assert rounded.shape == x.shape
+    assert rounded.is_contiguous()
+    assert rounded.data_ptr() != x.data_ptr()
+    assert torch.equal(x, before)
+    assert torch.equal(rounded, round_to(x.contiguous(), format))
 
 
 @pytest.mark.parametrize("format", ["bf16", "fp8_e4m3", "tf32", "fp32"])

@@ -44,7 +44,7 @@ def round_to(
     """
     format = get(format)
     _check(x, rounding, generator)
-    flat = x.detach().reshape(-1)
+    flat = x.detach().reshape(-1).contiguous()  # an expanded or strided vector stays one under reshape
     if changes_nothing(x.dtype, format, saturate):
         result = _checked_dtype(dtype, x.dtype, format)
         return flat.to(result, copy=True).view(x.shape)

@@ -75,12 +75,13 @@ def _round_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """POSITIVE, NEGATIVE and INFINITE are the overflow codes of finite values and of infinities."""
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    offsets = first + tl.arange(0, BLOCK)
     inside = offsets < count
     x = tl.load(x_pointer + offsets, mask=inside, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
     random = x
     if ROUNDING == "stochastic":
-        random = _uniform(tl.load(seed_pointer), offsets).to(x.dtype)
+        random = _uniform(tl.load(seed_pointer), first, BLOCK).to(x.dtype)
     rounded = round_unbounded(x, random, ROUNDING, MANTISSA, MIN_EXPONENT, FLUSH)
     beyond = tl.where(x < 0, overflow_value(x, MAX, NEGATIVE), overflow_value(x, MAX, POSITIVE))
     beyond = tl.where(tl.abs(x) == float("inf"), overflow_value(x, MAX, INFINITE), beyond)
@@ -91,9 +92,10 @@ def _round_kernel(
 
 
 @triton.jit
-def _uniform(seed: tl.tensor, offsets: tl.tensor) -> tl.tensor:
-    """24 random bits for each offset, as a float in [0, 1)."""
-    low = offsets.to(tl.uint32)
-    high = (offsets >> 32).to(tl.uint32)
-    bits, _, _, _ = tl.philox(seed, low, high, low * 0, low * 0)
+def _uniform(seed: tl.tensor, first: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """24 random bits for each of the BLOCK offsets from `first` on, as floats in [0, 1). Philox draws four at once."""
+    counter = first // 4 + tl.arange(0, BLOCK // 4)
+    low = counter.to(tl.uint32)
+    a, b, c, d = tl.philox(seed, low, (counter >> 32).to(tl.uint32), low * 0, low * 0)
+    bits = tl.join(tl.join(a, b), tl.join(c, d)).reshape(BLOCK)
     return (bits >> 8).to(tl.float32) * 2.0**-24

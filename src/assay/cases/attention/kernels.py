@@ -5,6 +5,7 @@ A kernel's plan is a claim about its insides. `validate` puts it to the test.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -31,8 +32,8 @@ class Kernel:
     """(q, k, v, causal) → output."""
     plan: Callable[[str], Plan]
     """From the input format: what the kernel rounds, and to what."""
-    tiling: Callable[[int, int], dict[str, Any]] | None
-    """From the query length and the head dimension: the tile sizes and tricks; None: not tiled (baseline)."""
+    tiling: Callable[[torch.Tensor, torch.Tensor], dict[str, Any]] | None
+    """From the queries and the keys: the tile sizes and tricks; None: not tiled (baseline)."""
     notes: tuple[str, ...] = field(default=())
     """What is known not to match, and why."""
 
@@ -40,7 +41,7 @@ class Kernel:
         """The kernel re-implemented: tiled or baseline attention, with every step rounded as `plan` says."""
         if self.tiling is None:
             return baseline_attention(q, k, v, plan=plan, causal=causal)
-        return tiled_attention(q, k, v, plan=plan, causal=causal, **self.tiling(q.shape[2], q.shape[3]))
+        return tiled_attention(q, k, v, plan=plan, causal=causal, **self.tiling(q, k))
 
 
 def available_kernels(device: torch.device) -> list[Kernel]:
@@ -71,13 +72,35 @@ def _cpu_flash_plan(fmt: str) -> Plan:
     return Plan.shipped(fmt).replace(dq=fmt, dk=fmt, dv=fmt, name=f"shipped {fmt}, gradients summed in {fmt}")
 
 
-def _cpu_flash_tiling(queries: int, dim: int) -> dict[str, Any]:
-    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
+def _cpu_flash_tiling(q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+    rows = 256 if q.shape[2] >= 768 else 64 if q.shape[2] >= 192 else 32
     return {"block": (rows, 512), "scale_inside": True}
 
 
-def _fa2_tiling(queries: int, dim: int) -> dict[str, Any]:
+def _fa2_tiling(q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+    """FA2 splits the keys where its blocks of rows leave the GPU idle, and then takes other tiles."""
+    dim = q.shape[3]
+    split_columns = 256 if dim <= 64 else 128 if dim <= 128 else 64
+    slots = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+    splits = _fa2_splits(q.shape[0] * q.shape[1] * -(-q.shape[2] // 64), slots, -(-k.shape[2] // split_columns))
+    if splits > 1:
+        return {"block": (64, split_columns), "exp2": True, "order": "split_kv", "splits": splits, "reverse_keys": True}
     return {"block": (128, 128 if dim <= 64 else 64), "exp2": True, "reverse_keys": True}
+
+
+def _fa2_splits(programs: int, slots: int, blocks: int) -> int:
+    """The fewest parts of the keys that fill the GPU's slots within 85% of the best filling."""
+    if programs >= 0.8 * slots:
+        return 1
+
+    def filling(splits: int) -> float:
+        waves = programs * splits / slots
+        return waves / math.ceil(waves)
+
+    # Of the counts that give the same blocks a part, the smallest.
+    counts = [n for n in range(1, min(128, slots, blocks) + 1) if n == 1 or -(-blocks // n) != -(-blocks // (n - 1))]
+    best = max(map(filling, counts))
+    return next(n for n in counts if filling(n) >= 0.85 * best)
 
 
 def _efficient_plan(fmt: str) -> Plan:
@@ -111,14 +134,14 @@ _SDPA_CUDNN = Kernel(
     name="SDPA cuDNN",
     call=_sdpa(SDPBackend.CUDNN_ATTENTION),
     plan=Plan.shipped,
-    tiling=lambda queries, dim: {"block": (128, 128), "exp2": True},
+    tiling=lambda q, k: {"block": (128, 128), "exp2": True},
     notes=("cuDNN is closed: its tile size is assumed.", *_FA2_NOTES),
 )
 _SDPA_EFFICIENT = Kernel(
     name="SDPA efficient",
     call=_sdpa(SDPBackend.EFFICIENT_ATTENTION),
     plan=_efficient_plan,
-    tiling=lambda queries, dim: {"block": (64, 64), "exp2": True},
+    tiling=lambda q, k: {"block": (64, 64), "exp2": True},
     notes=_FA2_NOTES,
 )
 _SDPA_MATH = Kernel(

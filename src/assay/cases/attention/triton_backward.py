@@ -14,6 +14,7 @@ import triton.language as tl
 
 from assay.cases.attention.problem import LOG2_E, Problem, without_minus_infinity
 from assay.cases.attention.triton_steps import (
+    add_product,
     exp,
     first_key,
     format_constants,
@@ -56,10 +57,9 @@ def gradients(
         "SKIPS": problem.skips,
         "PRECISION": product_precision(plan, *_OPERANDS),
         **format_constants(plan, "exponential", "recomputed", "dprobabilities", "dscores"),
-        "num_stages": 1,
         "enable_fp_fusion": False,
     }
-    tile, constants["num_warps"] = _launch_shape(max(dim, value_dim, *tiling.block), dtype)
+    tile, constants["num_warps"], constants["num_stages"] = _launch_shape(max(dim, value_dim, *tiling.block), dtype)
     with torch.cuda.device_of(q):
         _tiled_dq[(triton.cdiv(queries, tile), heads)](
             *tensors,
@@ -83,9 +83,9 @@ def gradients(
     return dq, dk, dv
 
 
-def _launch_shape(widest: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows or keys of a program and its warps: what the registers hold."""
-    return (64 if widest <= 128 else 32) // (2 if dtype == torch.float32 else 1), 4
+def _launch_shape(widest: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Rows or keys of a program, its warps and the stages of its loop: what the registers hold."""
+    return (64 if widest <= 128 else 32) // (2 if dtype == torch.float32 else 1), 4, 1
 
 
 @triton.jit
@@ -114,13 +114,6 @@ def _store(
     column = tl.arange(0, BLOCK_WIDTH)
     offsets = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(pointer + offsets, value, mask=real[:, None] & (column < WIDTH)[None, :])
-
-
-@triton.jit
-def _plus(total: tl.tensor, a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """total + a·b. Written with a minus: Triton 3.6 makes a plus the accumulator of the product, and where the sum
-    is then rounded bit by bit in the same loop, its Hopper code gives 0."""
-    return total - tl.dot(-a, b, input_precision=PRECISION)
 
 
 @triton.jit
@@ -293,7 +286,7 @@ def _tiled_dq(
             F_DPROBABILITIES,
             F_DSCORES,
         )
-        dq = hold(_plus(dq, ds.to(k.dtype), k, PRECISION), F_DQ)
+        dq = add_product(dq, ds.to(k.dtype), k, PRECISION, F_DQ)
     _store(dq_pointer + head * queries * DIM, dq, rows, inside, DIM, BLOCK_DIM)
 
 
@@ -403,7 +396,7 @@ def _tiled_dkv(
             F_DSCORES,
         )
         cast = hold(p, F_PROBABILITIES).to(go.dtype)
-        dv = hold(_plus(dv, tl.trans(cast), go, PRECISION), F_DV)
-        dk = hold(_plus(dk, tl.trans(ds.to(q.dtype)), q, PRECISION), F_DK)
+        dv = add_product(dv, tl.trans(cast), go, PRECISION, F_DV)
+        dk = add_product(dk, tl.trans(ds.to(q.dtype)), q, PRECISION, F_DK)
     _store(dk_pointer + head * keys * DIM, dk, key, there, DIM, BLOCK_DIM)
     _store(dv_pointer + head * keys * VALUE_DIM, dv, key, there, VALUE_DIM, BLOCK_VALUE_DIM)

@@ -215,14 +215,13 @@ def _tiled_forward(
         sums = hold(tl.sum(cast if SUM_AFTER_CAST else p, 1), F_ROW_SUM)
         v_offsets = key[:, None] * VALUE_DIM + value_dims[None, :]
         v = tl.load(v_start + v_offsets, mask=real[:, None] & (value_dims < VALUE_DIM)[None, :], other=0.0)
-        products = tl.dot(cast.to(v.dtype), v, input_precision=PRECISION)
-        products = hold(products, F_OUTPUT_ACCUMULATOR)
         factor = hold(exp(hold(maximum - latest, F_RESCALE), EXP2), F_RESCALE)
         rescaled = hold(row_sum * factor, F_ROW_SUM)
         if FA1:
             weight = hold(exp(hold(local - latest, F_RESCALE), EXP2), F_RESCALE)
             carried = hold(row_sum * factor, F_RESCALE)
             total = hold(rescaled + hold(sums * weight, F_ROW_SUM), F_ROW_SUM)
+            products = hold(tl.dot(cast.to(v.dtype), v, input_precision=PRECISION), F_OUTPUT_ACCUMULATOR)
             updated = hold(output * carried[:, None], F_OUTPUT_ACCUMULATOR)
             weighed = hold(products * weight[:, None], F_OUTPUT_ACCUMULATOR)
             updated = hold(updated + weighed, F_OUTPUT_ACCUMULATOR)
@@ -237,7 +236,11 @@ def _tiled_forward(
         else:
             row_sum = hold(rescaled + sums, F_ROW_SUM)
             output = hold(output * factor[:, None], F_OUTPUT_ACCUMULATOR)
-            output = hold(output + products, F_OUTPUT_ACCUMULATOR)
+            if F_OUTPUT_ACCUMULATOR[0] == 23 and F_OUTPUT_ACCUMULATOR[1] == -126:
+                output = tl.dot(cast.to(v.dtype), v, output, input_precision=PRECISION)
+            else:
+                products = hold(tl.dot(cast.to(v.dtype), v, input_precision=PRECISION), F_OUTPUT_ACCUMULATOR)
+                output = hold(output + products, F_OUTPUT_ACCUMULATOR)
         maximum = running
 
     if not FA1:

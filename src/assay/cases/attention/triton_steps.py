@@ -99,6 +99,19 @@ def hold(x: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def add_product(
+    total: tl.tensor, a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr, FORMAT: tl.constexpr
+) -> tl.tensor:
+    """total + a·b held in FORMAT. An FP32 total is the accumulator of the product, as in real kernels. Otherwise it
+    is written with a minus: Triton 3.6 makes a plus the accumulator too, and where the sum is then rounded bit by bit
+    in the same loop, its Hopper code gives 0."""
+    if FORMAT[0] == 23 and FORMAT[1] == -126:
+        return tl.dot(a, b, total, input_precision=PRECISION)
+    else:
+        return hold(total - tl.dot(-a, b, input_precision=PRECISION), FORMAT)
+
+
+@triton.jit
 def exp(x: tl.tensor, EXP2: tl.constexpr) -> tl.tensor:
     """e^x or 2^x."""
     if EXP2:

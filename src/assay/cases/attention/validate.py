@@ -121,7 +121,7 @@ def _compare(
     plan, shipped = kernel.plan(fmt), Plan.shipped(fmt)
     emulated = _with_gradients(lambda q, k, v: kernel.emulate(q, k, v, causal, plan), q, k, v, grad)
     plain = _with_gradients(lambda q, k, v: kernel.emulate(q, k, v, causal, shipped), q, k, v, grad)
-    tiling = "not tiled" if kernel.tiling is None else str(kernel.tiling(q.shape[2], q.shape[3])["block"])
+    tiling = "not tiled" if kernel.tiling is None else _tiling_name(kernel.tiling(q, k))
     for part, theirs, ours, simple, truth in zip(_PARTS, real, emulated, plain, golden, strict=True):
         histogram = ulp_histogram(ours, theirs, fmt)
         yield Agreement(
@@ -151,6 +151,11 @@ def _with_gradients(
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     out = attention(*leaves)
     return out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))
+
+
+def _tiling_name(tiling: dict[str, Any]) -> str:
+    splits = tiling.get("splits", 1)
+    return str(tiling["block"]) + (f" in {splits} parts" if splits > 1 else "")
 
 
 def _device_name(device: str) -> str:
