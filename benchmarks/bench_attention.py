@@ -92,10 +92,10 @@ def bench_cuda(repeats: int) -> bool:
 
             for name, run in (("forward", forward), ("forward + backward", both)):
                 run()
-                fused = timed(run, repeats)
+                fused = timed(run, 3 * repeats)
                 with torch_path[0], torch_path[1]:
                     run()
-                    eager = timed(run, 1)
+                    eager = timed(run, repeats)
                 fine = eager / fused >= CUDA_GOAL
                 good = good and fine
                 print(

@@ -84,8 +84,9 @@ def gradients(
 
 
 def _launch_shape(widest: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Rows or keys of a program, its warps and the stages of its loop: what the registers hold."""
-    return (64 if widest <= 128 else 32) // (2 if dtype == torch.float32 else 1), 4, 1
+    """Rows or keys of a program, its warps and the stages of its loop: what the registers and shared memory hold."""
+    small = widest <= 128 and dtype != torch.float32
+    return (64 if widest <= 128 else 32) // (2 if dtype == torch.float32 else 1), 4, 2 if small else 1
 
 
 @triton.jit
