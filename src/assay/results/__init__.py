@@ -1,0 +1,1 @@
+"""Records: measured rows with everything needed to repeat them, and the folder that keeps them."""
