@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 report: $(STAMP)
-	@$(BIN)/assay validate --html report/index.html
+	@$(BIN)/assay study quick --out report
 
 check: lint types
 lint: $(STAMP)

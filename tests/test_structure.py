@@ -19,8 +19,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),
     "metrics": {"formats"},
     "cases": {"formats", "metrics"},
-    "report": {"metrics"},
-    "cli": {"cases", "report", "metrics", "formats"},
+    "results": set(),
+    "executors": set(),
+    "sweeps": {"cases", "formats", "metrics", "results", "executors"},
+    "recipes": {"sweeps"},
+    "report": {"metrics", "results"},
+    "cli": {"recipes", "report", "sweeps", "executors", "results", "cases"},
 }
 
 

@@ -7,6 +7,11 @@ from typing import Annotated
 import typer
 
 from assay._version import __version__
+from assay.cli.compact import compact
+from assay.cli.info import info
+from assay.cli.reporting import report
+from assay.cli.study import study
+from assay.cli.sweep import sweep
 from assay.cli.validate import validate
 
 app = typer.Typer(
@@ -15,7 +20,8 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(validate)
+for command in (study, sweep, validate, report, compact, info):
+    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -129,7 +129,7 @@ class _BaselineAttention(torch.autograd.Function):
             dp = arithmetic.dot(g, v[b, kv].T, plan.dprobabilities)
             weighed = p.to(arithmetic.carrier) * dp.to(arithmetic.carrier)
             delta = arithmetic.hold(weighed.sum(-1, keepdim=True), plan.delta)
-            dp = arithmetic.apply(plan.dprobabilities, torch.sub, dp, delta)
+            dp = arithmetic.apply(plan.delta, torch.sub, dp, delta)
             ds = arithmetic.apply(plan.dscores, torch.mul, arithmetic.hold(p, plan.recomputed), dp)
             dq[b, h, rows] = arithmetic.dot(ds, k[b, kv], plan.dq).to(dq.dtype)
             product = arithmetic.dot(ds.T, q[b, h, rows], plan.dk)

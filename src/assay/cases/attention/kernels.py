@@ -34,11 +34,18 @@ class Kernel:
     """From the input format: what the kernel rounds, and to what."""
     tiling: Callable[[torch.Tensor, torch.Tensor], dict[str, Any]] | None
     """From the queries and the keys: the tile sizes and tricks; None: not tiled (baseline)."""
+    scales_inputs: bool = False
+    """Whether Q and K, in FP32, are each multiplied by the root of the scale before their product."""
     notes: tuple[str, ...] = field(default=())
     """What is known not to match, and why."""
 
     def emulate(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, plan: Plan) -> torch.Tensor:
         """The kernel re-implemented: tiled or baseline attention, with every step rounded as `plan` says."""
+        if self.scales_inputs:
+            root, dtype = q.shape[3] ** -0.25, q.dtype
+            q, k, v = q.float() * root, k.float() * root, v.float()
+            inside = plan.replace(inputs="fp32", output="fp32")  # rounded to its dtype at the end
+            return baseline_attention(q, k, v, plan=inside, causal=causal, scale=1.0).to(dtype)
         if self.tiling is None:
             return baseline_attention(q, k, v, plan=plan, causal=causal)
         return tiled_attention(q, k, v, plan=plan, causal=causal, **self.tiling(q, k))
@@ -47,7 +54,7 @@ class Kernel:
 def available_kernels(device: torch.device) -> list[Kernel]:
     """Every kernel that runs on `device`, fastest known first."""
     if device.type == "cpu":
-        return [_SDPA_CPU_FLASH]
+        return [_SDPA_CPU_FLASH, _SDPA_MATH]
     found = [_SDPA_FLASH, _SDPA_CUDNN, _SDPA_EFFICIENT, _SDPA_MATH]
     return [_FLASH_ATTN, *found] if find_spec("flash_attn") else found
 
@@ -149,6 +156,7 @@ _SDPA_MATH = Kernel(
     call=_sdpa(SDPBackend.MATH),
     plan=_math_plan,
     tiling=None,
+    scales_inputs=True,
     notes=("Computes in FP32 whatever its inputs are: it is no bf16 baseline.",),
 )
 _FLASH_ATTN = Kernel(

@@ -63,7 +63,7 @@ class Plan:
     recomputed: Format
     """Backward: P computed again, as dS = P∘(dP − delta) takes it."""
     delta: Format
-    """Backward: the row sums of dO∘O (tiled) or P∘dP (baseline)."""
+    """Backward: the row sums of dO∘O (tiled) or P∘dP (baseline), and dP minus them."""
     dprobabilities: Format
     """Backward: dP = dO·Vᵀ."""
     dscores: Format
@@ -119,6 +119,16 @@ class Plan:
         steps: dict[str, Any] = dict.fromkeys(STEPS, fmt)
         steps["accumulator"] = _accumulator_for(fmt)
         return cls(**steps, name=f"uniform {fmt}")
+
+    @classmethod
+    def eager(cls, format: Format | str) -> Plan:
+        """What PyTorch's operators do, one after the other: every result rounded, softmax in FP32 inside.
+
+        For the baseline: `softmax(q @ k.mT * scale) @ v` in bf16 is this, also its gradients.
+        """
+        fmt = get(format)
+        inside = dict.fromkeys(("maximum", "exponential", "row_sum", "delta"), _accumulator_for(fmt))
+        return cls.uniform(fmt).replace(**inside, name=f"eager {fmt}")
 
     @classmethod
     def shipped(cls, format: Format | str) -> Plan:

@@ -80,7 +80,7 @@ def _piece(
         p = arithmetic.apply(plan.exponential, torch.exp2 if tiling.exp2 else torch.exp, x, out=x)
         v = problem.of_kv_heads(problem.v, piece.heads)[:, cols]
         dp = arithmetic.dot(v, go.transpose(1, 2), plan.dprobabilities)
-        dp = arithmetic.apply(plan.dprobabilities, torch.sub, dp, delta[heads, None, piece.rows], out=dp)
+        dp = arithmetic.apply(plan.delta, torch.sub, dp, delta[heads, None, piece.rows], out=dp)
         ds = arithmetic.apply(plan.dscores, torch.mul, arithmetic.hold(p, plan.recomputed), dp)
         row_block = tiling.block[0]
         _add_dot(problem, plan.dv, own[1][:, cols], arithmetic.hold(p, plan.probabilities), go, row_block)

@@ -56,7 +56,7 @@ def gradients(
         "EXP2": tiling.exp2,
         "SKIPS": problem.skips,
         "PRECISION": product_precision(plan, *_OPERANDS),
-        **format_constants(plan, "exponential", "recomputed", "dprobabilities", "dscores"),
+        **format_constants(plan, "exponential", "recomputed", "dprobabilities", "delta", "dscores"),
         "enable_fp_fusion": False,
     }
     tile, constants["num_warps"], constants["num_stages"] = _launch_shape(max(dim, value_dim, *tiling.block), dtype)
@@ -152,6 +152,7 @@ def _p_and_ds(
     F_EXPONENTIAL: tl.constexpr,
     F_RECOMPUTED: tl.constexpr,
     F_DPROBABILITIES: tl.constexpr,
+    F_DELTA: tl.constexpr,
     F_DSCORES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """P and dS of one tile (rows, keys)."""
@@ -184,7 +185,7 @@ def _p_and_ds(
     )
     p = hold(exp(hold(s - reference[:, None], F_EXPONENTIAL), EXP2), F_EXPONENTIAL)
     dp = hold(tl.dot(go, tl.trans(v), input_precision=PRECISION), F_DPROBABILITIES)
-    dp = hold(dp - delta[:, None], F_DPROBABILITIES)
+    dp = hold(dp - delta[:, None], F_DELTA)
     return p, hold(hold(p, F_RECOMPUTED) * dp, F_DSCORES)
 
 
@@ -226,6 +227,7 @@ def _tiled_dq(
     F_EXPONENTIAL: tl.constexpr,
     F_RECOMPUTED: tl.constexpr,
     F_DPROBABILITIES: tl.constexpr,
+    F_DELTA: tl.constexpr,
     F_DSCORES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -285,6 +287,7 @@ def _tiled_dq(
             F_EXPONENTIAL,
             F_RECOMPUTED,
             F_DPROBABILITIES,
+            F_DELTA,
             F_DSCORES,
         )
         dq = add_product(dq, ds.to(k.dtype), k, PRECISION, F_DQ)
@@ -330,6 +333,7 @@ def _tiled_dkv(
     F_EXPONENTIAL: tl.constexpr,
     F_RECOMPUTED: tl.constexpr,
     F_DPROBABILITIES: tl.constexpr,
+    F_DELTA: tl.constexpr,
     F_DSCORES: tl.constexpr,
     KEYS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -394,6 +398,7 @@ def _tiled_dkv(
             F_EXPONENTIAL,
             F_RECOMPUTED,
             F_DPROBABILITIES,
+            F_DELTA,
             F_DSCORES,
         )
         cast = hold(p, F_PROBABILITIES).to(go.dtype)

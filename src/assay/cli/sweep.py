@@ -1,0 +1,122 @@
+"""`assay sweep`: a grid of measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.messages import errors, print_table, refusing
+
+OUT_HELP = "Folder of the records. What is there already is not measured again."
+
+
+def _several(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--{name} takes whole numbers separated by commas, got {text!r}.") from None
+
+
+def _block(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    rows, times, columns = text.lower().replace("×", "x").partition("x")
+    if not times or not rows.isdigit() or not columns.isdigit():
+        raise ValueError(f"--block is rows x columns, such as 64x128; got {text!r}.")
+    return int(rows), int(columns)
+
+
+def sweep(
+    name: Annotated[str, typer.Argument(help="precision, length, blocks, steps, inputs or kernels.")],
+    out: Annotated[Path | None, typer.Option(help=OUT_HELP + " Default: runs/NAME.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    batch: Annotated[int | None, typer.Option(min=1)] = None,
+    heads: Annotated[int | None, typer.Option(min=1)] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Sequence length.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Head dimension.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Mask the future.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Draws of the inputs.  [default: 5]")] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(help="uniform, normal, outliers, tied, low_rank, large_logits, file:PATH; separated by commas."),
+    ] = None,
+    formats: Annotated[str | None, typer.Option(help="Such as bf16,fp16,e5m6.")] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="uniform, fp32_state, shipped, eager, or with changed steps: uniform,row_sum=fp32. Repeat it."
+        ),
+    ] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="Plan of the baseline, as --plan. Repeat it.")] = None,
+    order: Annotated[str | None, typer.Option(help="fa1, fa2 or split_kv.  [default: fa1]")] = None,
+    sram: Annotated[int | None, typer.Option(min=1, help="Elements of fast memory, for the paper's block.")] = None,
+    block: Annotated[str | None, typer.Option(help="Rows x columns, such as 64x128, instead of --sram.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Of the sweep `length`, separated by commas.")] = None,
+    srams: Annotated[str | None, typer.Option(help="Of the sweep `blocks`, separated by commas.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: the cores; 1 on CUDA]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON lines and nothing else.")] = False,
+) -> None:
+    """Measure one grid; each point is a record in the folder.
+
+    Stopped at any moment, the same command goes on where it was. Exits with 1 if the null, flash against itself,
+    is not exactly 0 everywhere.
+    """
+    from assay.cli.devices import find_device
+    from assay.cli.running import check, run_sweeps
+    from assay.results.record import to_json
+    from assay.sweeps.grid import SWEEPS, default_sweep
+
+    with refusing("sweep", ValueError):
+        asked = default_sweep(
+            name,
+            batch=batch,
+            heads=heads,
+            length=length,
+            dim=dim,
+            causal=causal or None,
+            seeds=seeds,
+            inputs=_several(inputs),
+            formats=_several(formats),
+            plans=None if plan is None else tuple(plan),
+            baselines=None if baseline is None else tuple(baseline),
+            order=order,
+            sram=sram,
+            block=_block(block),
+            lengths=_numbers("lengths", lengths),
+            srams=_numbers("srams", srams),
+        )
+        place = find_device(device)
+    folder = out or Path("runs") / name
+    if not as_json:
+        errors.print(SWEEPS[name].question)
+    found = run_sweeps("sweep", [asked], folder, place, jobs, as_json)
+    if as_json:
+        for record in found[0]:
+            typer.echo(to_json(record))
+    else:
+        show_sweep(found[0])
+        typer.echo(f"Records: {folder}. A page of them: assay report {folder}")
+    check("sweep", found)
+
+
+def show_sweep(rows: list[dict[str, object]]) -> None:
+    """The table of a sweep; of `steps` the attribution."""
+    from assay.report.attribution import attribute
+    from assay.report.attribution import table as attribution_table
+    from assay.report.summary import summarize
+
+    if rows and rows[0]["sweep"] == "steps":
+        for attribution in attribute(rows):
+            print_table(attribution_table(attribution))
+        typer.echo(
+            "owns: share of the mean square error, mean over random orders of raising the steps; all add up to 100.\n"
+            "alone: with only this step low. saves: gone if only this step is raised; below 0, raising it alone harms."
+        )
+    elif rows:
+        print_table(summarize(rows))

@@ -1,0 +1,1 @@
+"""Where tasks run: in this process, or in several on this machine."""

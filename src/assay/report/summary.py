@@ -1,0 +1,76 @@
+"""Rows of records as a table: a line for each setting, figures over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from assay.report.estimates import Estimate, estimate_size
+from assay.results.record import Record
+
+# What tells settings apart, in the order of the columns; those that do not vary are in the title instead.
+_SETTINGS = ("inputs", "variant", "format", "plan", "baseline", "length", "block", "block_shape", "causal", "tensor")
+_HEADINGS = {"block_shape": "shape", "variant": "kernel"}
+
+
+class Table(NamedTuple):
+    """A table for people."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    settings: int
+    """How many of the columns are settings; the others are figures."""
+
+
+def summarize(rows: Sequence[Record]) -> Table:
+    """The records of one sweep: max error of both against golden, their ratio, and what is between them."""
+    grouped: dict[tuple[str, ...], list[Record]] = {}
+    for row in rows:
+        grouped.setdefault(tuple(_setting(row, name) for name in _SETTINGS), []).append(row)
+    varying = [i for i in range(len(_SETTINGS)) if len({key[i] for key in grouped}) > 1]
+    fixed = [
+        f"{_HEADINGS.get(name, name)} {value}"
+        for i, (name, value) in enumerate(zip(_SETTINGS, next(iter(grouped)), strict=True))
+        if i not in varying and value not in ("-", "False")
+    ]
+    first = rows[0]
+    shape = f"(batch, heads, length, dim) = ({first['batch']}, {first['heads']}, {first['length']}, {first['dim']})"
+    headings = tuple(_HEADINGS.get(_SETTINGS[i], _SETTINGS[i]) for i in varying)
+    return Table(
+        title=f"{first['sweep']}: {', '.join(fixed)}; {shape}, {first['device']}",
+        columns=(*headings, "error max", "baseline", "ratio", "difference", "seeds"),
+        rows=tuple((*(key[i] for i in varying), *_figures(group)) for key, group in grouped.items()),
+        settings=len(varying),
+    )
+
+
+def ratio(rows: Iterable[Record], figure: str = "max") -> Estimate | None:
+    """The variant's error over the baseline's, both against golden, over the seeds."""
+    pairs = [(row[f"error_{figure}"], row[f"baseline_error_{figure}"]) for row in rows]
+    return estimate_size(ours / theirs if 0 < theirs < math.inf else math.nan for ours, theirs in pairs)
+
+
+def _figures(group: Sequence[Record]) -> tuple[str, ...]:
+    return (
+        _short(estimate_size(row["error_max"] for row in group)),
+        _short(estimate_size(row["baseline_error_max"] for row in group)),
+        _with_interval(ratio(group)),
+        _short(estimate_size(row["difference_max"] for row in group)),
+        str(len(group)),
+    )
+
+
+def _setting(row: Record, name: str) -> str:
+    if name == "block":
+        return "-" if row["block_rows"] is None else f"{row['block_rows']}×{row['block_columns']}"
+    return "-" if row[name] is None else str(row[name])
+
+
+def _short(found: Estimate | None) -> str:
+    return "overflow" if found is None else f"{found.value:.2e}"
+
+
+def _with_interval(found: Estimate | None) -> str:
+    return "-" if found is None else f"{found.value:.3g} [{found.low:.3g}, {found.high:.3g}]"

@@ -1,0 +1,89 @@
+"""Judge a file of lines one by one, in Python: slower than DuckDB, but it can say what is wrong and where.
+
+`from_json` has the last word on what a record is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from assay.results.record import COLUMNS, from_json, to_json
+
+_LONGEST = 1 << 20
+"""Bytes of a line that may still be a record, which has some 4000. Garbage need not have line ends at all."""
+
+
+class Sifted(NamedTuple):
+    """What a file of lines holds."""
+
+    lines: int
+    kept: int
+    faults: list[tuple[int, str]]
+    """Line number from 1, and what is wrong with it."""
+
+
+def sift(path: Path, target: Path) -> Sifted:
+    """Write the records in `path` to `target`, each as `to_json` writes it; say what is wrong with the other lines."""
+    lines = kept = 0
+    faults: list[tuple[int, str]] = []
+    with path.open("rb") as source, target.open("wb") as good:
+        for number, line in enumerate(_lines(source), 1):
+            if line == b"":
+                continue
+            lines += 1
+            try:
+                good.write(_canonical(line))
+                kept += 1
+            except (ValueError, OverflowError) as error:
+                faults.append((number, str(error)))
+            except RecursionError:
+                faults.append((number, "not JSON (nested too deep)"))
+    return Sifted(lines, kept, faults)
+
+
+def cut_short(path: Path) -> bool:
+    """Does the file end within a row of ours? A process that is killed while it writes leaves that."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LONGEST))
+        last = file.read().rpartition(b"\n")[2]
+    beginning = b'{"schema": '
+    if not last or last[: len(beginning)] != beginning[: len(last)]:
+        return False
+    try:
+        _canonical(last)
+    except (ValueError, OverflowError, RecursionError):
+        return True
+    return False  # only the line's end is missing
+
+
+def _canonical(line: bytes) -> bytes:
+    if len(line) > _LONGEST:
+        raise ValueError(f"longer than the {_LONGEST} bytes that a record may have")
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not text in UTF-8 ({error.reason} at byte {error.start})") from None
+    record = from_json(text)
+    for name in ("id", "time"):
+        if record[name] is None:
+            raise ValueError(f"column {name} must not be null")
+    for name, kind in COLUMNS.items():
+        if kind is int and record[name] is not None and not -(2**63) <= record[name] < 2**63:
+            raise ValueError(f"column {name} must fit into 64 bits, got {record[name]}")
+    try:
+        return to_json(record).encode() + b"\n"
+    except UnicodeEncodeError:
+        raise ValueError("text that is no Unicode (half of a surrogate pair)") from None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines without their ends and surrounding blanks; of an overlong one only the beginning."""
+    while line := file.readline(_LONGEST + 1):
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(_LONGEST)
+        yield line.strip()
