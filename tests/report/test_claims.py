@@ -66,6 +66,8 @@ def test_c2_names_the_settings_in_which_it_holds() -> None:
     assert found.verdict == "holds only when …"
     assert "uniform inputs, every step in bf16, baseline eager, N 1024" in found.because
     assert "normal" not in found.because.split(". What turns")[0]
+    assert "every step in bf16 9.5× [" in found.because
+    assert "N(0, 1) inputs instead 2× [" in found.because
     assert any("normal inputs" in line and "2× [" in line for line in found.ours)
     assert claim([r for r in rows if r["plan"] == "shipped bf16"], "C2").verdict == "does not hold"
     assert claim([r for r in rows if r["error_max"] > 5], "C2").verdict == "holds"
@@ -141,7 +143,10 @@ def steps_of(seed: int, shares: dict[str, float], together: float = 0.0) -> list
         return sum(shares[s] for s in low) + (together if {"a", "b"} <= low else 0.0) + 1e-12
 
     names = set(shares)
-    made = [("low", None, names, None, None), ("high", None, set(), None, None)]
+    made: list[tuple[str, str | None, set[str], int | None, int | None]] = [
+        ("low", None, names, None, None),
+        ("high", None, set(), None, None),
+    ]
     made += [("lower", s, {s}, None, None) for s in sorted(names)]
     made += [("raise", s, names - {s}, None, None) for s in sorted(names)]
     for path, order in enumerate((sorted(names), sorted(names, reverse=True))):

@@ -94,10 +94,10 @@ CUT = r"x\.jsonl: its last line has no end and was left out: the process was sto
         ("\0" * 5000 + "\n", r"line 4: not JSON"),
         ("\udcff\udcfe\n", r"line 4: not text in UTF-8"),
         ("5\nnull\ntrue\n" + to_json(make_record(id="z"))[:100], r"4 of its 7 lines .*Its last line has no end"),
-        (to_json(make_record(id="z", batch=2**63)) + "\n", r"column batch must fit into 64 bits"),
-        (to_json(make_record(id="z", batch=10**30)) + "\n", r"column batch must fit into 64 bits"),
-        (to_json(make_record(id="z", plan="P")).replace('"P"', '"\\ud800"') + "\n", r"no Unicode"),
-        (to_json(make_record(id=None)) + "\n", r"column id must not be null"),
+        (json.dumps(make_record(id="z", batch=2**63)) + "\n", r"column batch must fit into 64 bits"),
+        (json.dumps(make_record(id="z", batch=10**30)) + "\n", r"column batch must fit into 64 bits"),
+        (json.dumps(make_record(id="z", plan="\ud800")) + "\n", r"text that UTF-8 can write"),
+        (json.dumps(make_record(id=None)) + "\n", r"column id must be str, got None"),
     ],
 )
 def test_what_is_wrong_is_said_and_the_rest_is_read(tmp_path: Path, tail: str, problem: str) -> None:
@@ -230,15 +230,11 @@ def write_oddly(record: Record, form: str) -> str:
 
 
 def oracle(line: str) -> Record | None:
-    """What `from_json` says, but for what a database cannot hold: no id, no time, whole numbers beyond 64 bits."""
+    """What `from_json` says."""
     try:
-        record = from_json(line)
+        return from_json(line)
     except ValueError:
         return None
-    if record["id"] is None or record["time"] is None:
-        return None
-    fits = all(type(value) is not int or -(2**63) <= value < 2**63 for value in record.values())
-    return record if fits else None
 
 
 @given(st.lists(st.tuples(CHANGES, FORMS), min_size=1, max_size=30))

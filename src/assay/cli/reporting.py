@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.padding import Padding
 
 from assay.cli.messages import errors, refusing, this_command
 
@@ -75,11 +74,13 @@ def print_claims(rows: Sequence[Record], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"verdict": verdict(rows), "claims": [asdict(claim) for claim in claims]}))
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_lines=True)
-    for name in ("claim", "the paper", "measured", "verdict"):
-        table.add_column(name, overflow="fold")
+    console = Console()
     for claim in claims:
-        words = f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/] {escape(claim.because)}"
-        table.add_row(f"{claim.number} {escape(claim.text)}", escape(claim.paper), escape("\n".join(claim.ours)), words)
-    Console().print(table)
-    Console().print(verdict(rows), style="bold", soft_wrap=True)
+        console.print(
+            f"[bold]{claim.number}[/] [{_COLOURS[claim.verdict]}]{claim.verdict}[/]: {escape(claim.text)} "
+            f"[dim]Paper: {escape(claim.paper)}.[/]",
+            soft_wrap=True,
+        )
+        for line in (*claim.ours, claim.because):
+            console.print(Padding(escape(line), (0, 0, 0, 4)))
+    console.print(f"\n[bold]{escape(verdict(rows))}[/]")

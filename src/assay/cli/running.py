@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.progress import Progress, TaskID
 
 from assay.cli.messages import errors, progress_bar, refusing, this_command
 
@@ -30,31 +29,19 @@ def run_sweeps(
         grids = [sweep.points(device) for sweep in sweeps]
     if jobs is None:
         jobs = cores() if device == "cpu" else 1
-    found: list[list[Record]] = []
-    total = sum(map(len, grids))
-    before = 0
+    points = [point for grid in grids for point in grid]
     with progress_bar(quiet) as progress:
-        task = progress.add_task("measuring", total=total)
+        task = progress.add_task("measuring", total=len(points))
         try:
-            for sweep, points in zip(sweeps, grids, strict=True):
-                progress.update(task, description=f"measuring {sweep.name}")
-                show = partial(_show, progress, task, before)
-                with refusing(command, ValueError, StoreError):
-                    ids = run_points(points, folder, device, jobs, show)
-                found.append(records_of(folder, ids))
-                before += len(points)
+            with refusing(command, ValueError, StoreError):
+                ids = run_points(points, folder, device, jobs, lambda n: progress.update(task, completed=n))
         except KeyboardInterrupt:
             progress.stop()
-            there = int(progress.tasks[0].completed)
-            errors.print(
-                f"Stopped with {there} of {total} points in {folder}. Go on with: {this_command()}", soft_wrap=True
-            )
+            there = f"Stopped with {int(progress.tasks[0].completed)} of {len(points)} points in {folder}."
+            errors.print(f"{there} Go on with: {this_command()}", soft_wrap=True, markup=False)
             raise typer.Exit(130) from None
-    return found
-
-
-def _show(progress: Progress, task: TaskID, before: int, here: int) -> None:
-    progress.update(task, completed=before + here)
+    records = iter(records_of(folder, ids))
+    return [list(islice(records, len(grid))) for grid in grids]
 
 
 def check(command: str, found: Sequence[Sequence[Record]]) -> None:

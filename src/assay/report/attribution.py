@@ -45,7 +45,7 @@ class Attribution:
 
 
 def attribute(rows: Sequence[Record]) -> list[Attribution]:
-    """An attribution for each setting of the records of the sweep `steps`; settings with fewer than 2 seeds are left out."""
+    """An attribution for each setting of the sweep `steps`; settings with fewer than 2 whole seeds are left out."""
     settings: dict[tuple[object, ...], list[Record]] = {}
     for row in rows:
         if row["sweep"] == "steps":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.executors.local import run_tasks
@@ -37,22 +37,23 @@ def run_points(
     name = environment(device)["device"]
     with Store(folder) as store:
         ids = [point.id(name) for point in points]
-        wanted = set(ids)
+        missing = set(ids) - store.done
+        total = len(set(ids))
 
-        def look() -> None:
-            store.refresh()
-            progress(len(wanted & store.done))
+        def tell(found: Iterable[str]) -> None:
+            missing.difference_update(found)
+            progress(total - len(missing))
 
-        look()
+        tell(())
         tasks = _tasks(zip(points, ids, strict=True), store.done, folder, device)
         # In this process the store is at hand: progress after every point instead of every group.
-        here = _Worker(store, lambda: progress(len(wanted & store.done)))
+        here = _Worker(store, tell)
         function = here.measure if jobs == 1 or len(tasks) <= 1 else _measure_in_worker
         while tasks:
-            taken = [task for task, mine in run_tasks(function, tasks, jobs, look) if not mine]
+            taken = [task for task, mine in run_tasks(function, tasks, jobs, lambda: tell(store.refresh())) if not mine]
             # What another process was at: by the time it is our turn it is done, or its process has died.
-            tasks = [_Task(t.folder, t.device, t.group, t.points, t.ids, wait=True) for t in taken]
-        look()
+            tasks = [replace(task, wait=True) for task in taken]
+        tell(store.refresh())
     return ids
 
 
@@ -67,21 +68,21 @@ def _tasks(points: Iterable[tuple[Point, str]], done: set[str], folder: Path, de
 class _Worker:
     """Measures groups into one store."""
 
-    def __init__(self, store: Store, after: Callable[[], None] = lambda: None) -> None:
-        self.store, self.after = store, after
+    def __init__(self, store: Store, tell: Callable[[Iterable[str]], None] = lambda ids: None) -> None:
+        self.store, self.tell = store, tell
 
     def measure(self, task: _Task) -> bool:
         """Whether the group is done; False where another process is at it."""
         with self.store.claim(task.group, wait=task.wait) as mine:
             if not mine:
                 return False
-            self.store.refresh()  # another process may have just finished it
+            self.tell(self.store.refresh())  # another process may have just finished it
             bench: Bench | None = None
             for point, key in zip(task.points, task.ids, strict=True):
                 if key not in self.store.done:
                     bench = bench or Bench(point, task.device)
                     self.store.append(bench.measure(point))
-                    self.after()
+                    self.tell((key,))
         return True
 
 

@@ -1,0 +1,57 @@
+"""Writes the report: a page, the same as Markdown, and every figure as SVG and PNG."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay.report.attribution import Attribution
+from assay.report.claims import Claim
+from assay.report.content import content
+from assay.report.markdown import markdown
+from assay.report.page import page
+from assay.report.shares import attribution_figure
+from assay.report.static_figures import static_figures
+from assay.results.record import Record
+
+
+def write_report(
+    rows: list[Record],
+    claims: Sequence[Claim],
+    attributions: Sequence[Attribution],
+    folder: Path,
+    *,
+    asked: str,
+    verdict: str,
+    problems: Sequence[str] = (),
+    command: str = "",
+) -> Path:
+    """Write index.html, report.md and figures/ into the folder, each file whole or not at all; the page's path."""
+    if not rows:
+        raise ValueError(
+            "A report needs at least one record, and there is none. Measure first (assay sweep precision), "
+            "or name the folder that holds the records."
+        )
+    told = content(rows, claims, attributions, asked=asked, verdict=verdict, problems=problems, command=command)
+    html, text = page(told), markdown(told)
+    shares = attribution_figure(attributions)
+    for name, image in static_figures([*([shares] if shares else []), *told.all_charts()]):
+        _write(folder / "figures" / name, image)
+    _write(folder / "report.md", text.encode())
+    _write(folder / "index.html", html.encode())
+    return folder / "index.html"
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
