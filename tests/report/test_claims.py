@@ -116,9 +116,9 @@ def test_c4_to_c6_where_fewer_columns_mean_more_rescaling() -> None:
     swapped, square, larger = (claim(rows, number) for number in ("C4", "C5", "C6"))
     assert (swapped.verdict, square.verdict, larger.verdict) == ("holds", "does not hold", "holds")
     # √(256/64) = 2 and √(576/64) = 3; where the two shapes are the same there is nothing to compare
-    assert f"{math.sqrt(6):.2g}×" in swapped.ours[0]
+    assert f"{math.sqrt(6):.3g}×" in swapped.ours[0]
     # √(256/128) = √2 and √(576/192) = √3
-    assert f"{6**0.25:.2g}×" in square.ours[0]
+    assert f"{6**0.25:.3g}×" in square.ours[0]
     assert "bf16 -0.50 [-0.50, -0.50]" in larger.ours[0]
 
 

@@ -85,7 +85,7 @@ def test_order_of_the_page() -> None:
         "Figure 5b: mean and standard deviation of the difference, by sequence length",
         "The error of flash over that of the baseline, by sequence length", "Block size and shape",
         "Figure 6a: blocks with rows and columns swapped", "Figure 6b: square blocks",
-        "Figure 6c: larger blocks, all shapes", "Inputs", "The error of flash over that of the baseline, by inputs",
+        "Figure 6c: larger blocks", "Inputs", "The error of flash over that of the baseline, by inputs",
         "Real kernels", "The error of real kernels over that of the baseline", "Where the figures come from",
     ]  # fmt: skip
     assert text.index("Why?") < text.index("Because.") < text.index("<nav")

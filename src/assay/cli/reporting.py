@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from assay.cli.messages import errors, refusing, this_command
+from assay.cli.messages import errors, progress_bar, refusing, this_command
 
 if TYPE_CHECKING:
     from assay.results.record import Record
@@ -25,12 +25,19 @@ _COLOURS = {"holds": "green", "does not hold": "red", "holds only when …": "ye
 
 def can_report() -> str:
     """What is missing for a page, and how to get it; empty where nothing is."""
-    missing = [package for package in _NEEDED if find_spec(package) is None]
+    missing = [package for package in _NEEDED if not _is_there(package)]
     return f"{', '.join(missing)} not installed; pip install 'assay[report]'" if missing else ""
 
 
-def write(folder: Path, *, asked: str, command: str) -> Path:
-    """Read the folder's records and write its page."""
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # an import hook that refuses it
+        return False
+
+
+def write(folder: Path, *, asked: str, command: str, quiet: bool = False) -> Path:
+    """Read the folder's records and write its page, with a progress bar."""
     from assay.report.attribution import attribute
     from assay.report.build import write_report
     from assay.report.claims import judge, verdict
@@ -41,16 +48,19 @@ def write(folder: Path, *, asked: str, command: str) -> Path:
         errors.print(f"[yellow]{escape(problem)}[/]", soft_wrap=True)
     if not reading.rows:
         raise ValueError(f"There are no records in {folder}. Make some with: assay sweep precision --out {folder}")
-    return write_report(
-        reading.rows,
-        judge(reading.rows),
-        attribute(reading.rows),
-        folder,
-        asked=asked,
-        verdict=verdict(reading.rows),
-        problems=reading.problems,
-        command=command,
-    )
+    with progress_bar(quiet) as progress:
+        task = progress.add_task("drawing", total=None)
+        return write_report(
+            reading.rows,
+            judge(reading.rows),
+            attribute(reading.rows),
+            folder,
+            asked=asked,
+            verdict=verdict(reading.rows),
+            problems=reading.problems,
+            command=command,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
 
 
 def report(
@@ -61,8 +71,7 @@ def report(
         missing = can_report()
         if missing:
             raise ValueError(missing)
-        with errors.status("drawing the report"):
-            page = write(folder, asked="What do the records in this folder say?", command=this_command())
+        page = write(folder, asked="What do the records in this folder say?", command=this_command())
     typer.echo(f"Report: {page.resolve()}")
 
 

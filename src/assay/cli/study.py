@@ -39,8 +39,8 @@ def study(
             f"No page: {missing}. Elsewhere, `assay report {folder}` makes it from the records.", soft_wrap=True
         )
     else:
-        with refusing("study", ValueError, OSError), errors.status("drawing the report"):
-            page = write(folder, asked=found.asked, command=this_command())
+        with refusing("study", ValueError, OSError):
+            page = write(folder, asked=found.asked, command=this_command(), quiet=as_json)
         if not as_json:
             typer.echo(f"Report: {page.resolve()}")
     check("study", rows)

@@ -8,8 +8,8 @@ from assay.recipes.study import Study
 from assay.sweeps.grid import default_sweep
 
 _ASKED = (
-    "Is Flash Attention stable? How far is it from the golden value, which step of it causes that, and do the "
-    "claims of the paper's section IV (Figures 3–6) hold?"
+    "How far is Flash Attention from the golden value, which step of it causes that, and do the claims of the paper's "
+    "section IV (Figures 3–6) hold?"
 )
 
 

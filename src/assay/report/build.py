@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from assay.report.attribution import Attribution
@@ -27,8 +27,12 @@ def write_report(
     verdict: str,
     problems: Sequence[str] = (),
     command: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Write index.html, report.md and figures/ into the folder, each file whole or not at all; the page's path."""
+    """Write index.html, report.md and figures/ into the folder, each file whole or not at all; the page's path.
+
+    `progress` is told how many of the figures' files are written.
+    """
     if not rows:
         raise ValueError(
             "A report needs at least one record, and there is none. Measure first (assay sweep precision), "
@@ -37,7 +41,10 @@ def write_report(
     told = content(rows, claims, attributions, asked=asked, verdict=verdict, problems=problems, command=command)
     html, text = page(told), markdown(told)
     shares = attribution_figure(attributions)
-    for name, image in static_figures([*([shares] if shares else []), *told.all_charts()]):
+    charts = [*([shares] if shares else []), *told.all_charts()]
+    total = 2 * sum(len(chart.variants) for chart in charts)
+    for done, (name, image) in enumerate(static_figures(charts)):
+        progress(done, total)
         _write(folder / "figures" / name, image)
     _write(folder / "report.md", text.encode())
     _write(folder / "index.html", html.encode())
