@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from assay import Plan, tiled_attention
+from assay.cases.attention.fused import as_torch_operations
 from tests.cases import literal
 
 CPU_GOAL = 10.0
@@ -72,9 +72,6 @@ def bench_cpu(repeats: int) -> bool:
 
 def bench_cuda(repeats: int) -> bool:
     good = True
-    torch_path = [
-        patch(f"assay.cases.attention.tiled_{way}.fused_kernels", return_value=None) for way in ("forward", "backward")
-    ]
     print(torch.cuda.get_device_name())
     for heads, length, dim in ((2, 4096, 64), (16, 4096, 128), (16, 16384, 128)):
         tensors = [x.requires_grad_() for x in inputs(heads, length, dim, "cuda")]
@@ -93,7 +90,7 @@ def bench_cuda(repeats: int) -> bool:
             for name, run in (("forward", forward), ("forward + backward", both)):
                 run()
                 fused = timed(run, 3 * repeats)
-                with torch_path[0], torch_path[1]:
+                with as_torch_operations():
                     run()
                     eager = timed(run, repeats)
                 fine = eager / fused >= CUDA_GOAL

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
 from assay.cases.attention.baseline import baseline_attention
+from assay.cases.attention.fused import as_torch_operations
 from assay.cases.attention.golden import golden_attention, golden_gradients
 from assay.cases.attention.inputs import Inputs, draw_inputs
 from assay.cases.attention.kernels import available_kernels
@@ -25,6 +27,8 @@ from assay.results.record import SCHEMA, Record
 from assay.sweeps.point import FLASH, Point
 
 TENSORS = ("output", "dq", "dk", "dv")
+_WORTH_COMPILING = 1 << 27
+"""Scores of a call from which a fused kernel for its plan, compiled for seconds, pays over the seeds of a sweep."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "q999": 0.999}
 
@@ -110,7 +114,9 @@ class Bench:
 
     def _flash(self, point: Point, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {"order": point.order, "block": point.block, **point.options}
-        return tiled_attention(q, k, v, plan=point.plan, causal=self.causal, **options)
+        small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < _WORTH_COMPILING
+        with as_torch_operations() if small else nullcontext():
+            return tiled_attention(q, k, v, plan=point.plan, causal=self.causal, **options)
 
 
 def _run(attention: Attention, inputs: Inputs, gradients: bool) -> Tensors:
