@@ -52,7 +52,9 @@ def this_command() -> str:
 
 def print_table(table: Table) -> None:
     """Settings to the left, figures to the right."""
-    rich = RichTable(title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    rich = RichTable(
+        title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False
+    )
     for i, name in enumerate(table.columns):
         rich.add_column(name, justify="left" if i < table.settings else "right", overflow="fold")
     for row in table.rows:

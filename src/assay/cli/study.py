@@ -35,9 +35,8 @@ def study(
     print_claims([row for group in rows for row in group], as_json)
     missing = can_report()
     if missing:
-        errors.print(
-            f"No page: {missing}. Elsewhere, `assay report {folder}` makes it from the records.", soft_wrap=True
-        )
+        words = f"No page: {missing}. Elsewhere, `assay report {folder}` makes it from the records."
+        errors.print(words, soft_wrap=True, markup=False)
     else:
         with refusing("study", ValueError, OSError):
             page = write(folder, asked=found.asked, command=this_command(), quiet=as_json)

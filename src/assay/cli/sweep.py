@@ -119,4 +119,5 @@ def show_sweep(rows: list[dict[str, object]]) -> None:
             "alone: with only this step low. saves: gone if only this step is raised; below 0, raising it alone harms."
         )
     elif rows:
-        print_table(summarize(rows))
+        for found in summarize(rows):
+            print_table(found)

@@ -11,7 +11,7 @@ from assay.results.record import Record
 
 # What tells settings apart, in the order of the columns; those that do not vary are in the title instead.
 _SETTINGS = ("inputs", "variant", "format", "plan", "baseline", "length", "block", "block_shape", "causal", "tensor")
-_HEADINGS = {"block_shape": "shape", "variant": "kernel"}
+_HEADINGS = {"block_shape": "shape", "variant": "kernel", "causal": "mask"}
 
 
 class Table(NamedTuple):
@@ -24,26 +24,36 @@ class Table(NamedTuple):
     """How many of the columns are settings; the others are figures."""
 
 
-def summarize(rows: Sequence[Record]) -> Table:
-    """The records of one sweep: max error of both against golden, their ratio, and what is between them."""
+def summarize(rows: Sequence[Record]) -> list[Table]:
+    """The records of one sweep: max error of both against golden, their ratio, and what is between them.
+
+    Where more settings vary than a terminal of 80 columns shows, a table for each kind of inputs or each kernel.
+    """
     grouped: dict[tuple[str, ...], list[Record]] = {}
     for row in rows:
         grouped.setdefault(tuple(_setting(row, name) for name in _SETTINGS), []).append(row)
     varying = [i for i in range(len(_SETTINGS)) if len({key[i] for key in grouped}) > 1]
+    if len(varying) > 3 and _SETTINGS[varying[0]] in ("inputs", "variant"):
+        split = _SETTINGS[varying[0]]
+        kinds = dict.fromkeys(row[split] for row in rows)
+        return [table for kind in kinds for table in summarize([row for row in rows if row[split] == kind])]
     fixed = [
         f"{_HEADINGS.get(name, name)} {value}"
         for i, (name, value) in enumerate(zip(_SETTINGS, next(iter(grouped)), strict=True))
-        if i not in varying and value not in ("-", "False")
+        if i not in varying and value != "-"
     ]
     first = rows[0]
-    shape = f"(batch, heads, length, dim) = ({first['batch']}, {first['heads']}, {first['length']}, {first['dim']})"
+    shape = f"batch {first['batch']}, heads {first['heads']}, dim {first['dim']}"
     headings = tuple(_HEADINGS.get(_SETTINGS[i], _SETTINGS[i]) for i in varying)
-    return Table(
-        title=f"{first['sweep']}: {', '.join(fixed)}; {shape}, {first['device']}",
-        columns=(*headings, "error max", "baseline", "ratio", "difference", "seeds"),
-        rows=tuple((*(key[i] for i in varying), *_figures(group)) for key, group in grouped.items()),
-        settings=len(varying),
-    )
+    seeds = min(len(group) for group in grouped.values())
+    return [
+        Table(
+            title=f"{first['sweep']}: {', '.join(fixed)}; {shape}, {first['device']}, {seeds} seeds. Largest errors.",
+            columns=(*headings, "error", "base err", "ratio", "between"),
+            rows=tuple((*(key[i] for i in varying), *_figures(group)) for key, group in grouped.items()),
+            settings=len(varying),
+        )
+    ]
 
 
 def ratio(rows: Iterable[Record], figure: str = "max") -> Estimate | None:
@@ -58,19 +68,25 @@ def _figures(group: Sequence[Record]) -> tuple[str, ...]:
         _short(estimate_size(row["baseline_error_max"] for row in group)),
         _with_interval(ratio(group)),
         _short(estimate_size(row["difference_max"] for row in group)),
-        str(len(group)),
     )
 
 
 def _setting(row: Record, name: str) -> str:
     if name == "block":
         return "-" if row["block_rows"] is None else f"{row['block_rows']}×{row['block_columns']}"
+    if name == "causal":
+        return "causal" if row["causal"] else "full"
+    if name == "plan" and row["order"] is None:
+        return "-"  # a real kernel has the plan it has
+    if name in ("plan", "baseline"):
+        family = str(row[name]).replace(f" {row['format']}", "")  # which has a column of its own
+        return "fp32_state" if family.startswith("uniform, state in") else family
     return "-" if row[name] is None else str(row[name])
 
 
 def _short(found: Estimate | None) -> str:
-    return "overflow" if found is None else f"{found.value:.2e}"
+    return "overflow" if found is None else f"{found.value:.1e}"
 
 
 def _with_interval(found: Estimate | None) -> str:
-    return "-" if found is None else f"{found.value:.3g} [{found.low:.3g}, {found.high:.3g}]"
+    return "-" if found is None else f"{found.value:.2g} [{found.low:.2g}, {found.high:.2g}]"
