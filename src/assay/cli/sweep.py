@@ -109,6 +109,7 @@ def show_sweep(rows: list[dict[str, object]]) -> None:
     """The table of a sweep; of `steps` the attribution."""
     from assay.report.attribution import attribute
     from assay.report.attribution import table as attribution_table
+    from assay.report.claims import unsteady_kernels
     from assay.report.summary import summarize
 
     if rows and rows[0]["sweep"] == "steps":
@@ -121,3 +122,5 @@ def show_sweep(rows: list[dict[str, object]]) -> None:
     elif rows:
         for found in summarize(rows):
             print_table(found)
+        for line in unsteady_kernels(rows):
+            typer.echo(line)
