@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from assay.cases.attention.inputs import (
     DISTRIBUTIONS,
-    captured_shape,
+    captured,
     check_inputs,
     describe_inputs,
     draw_inputs,
@@ -67,7 +67,7 @@ def test_captured_inputs_give_a_head_for_a_seed(tmp_path: Path) -> None:
     path = tmp_path / "captured.safetensors"
     save_file({"q": q.bfloat16(), "k": k.bfloat16(), "v": v.bfloat16()}, path)
     name = f"file:{path}"
-    assert captured_shape(path) == (8, (1, 1, 10, 8))
+    assert captured(path) == (8, (1, 1, 10, 8), 12)
     drawn = draw_inputs(name, (1, 1, 1, 1), 7)  # batch 1, head 3, which reads key head 1
     assert torch.equal(drawn.q[0, 0], q[1, 3].bfloat16().double())
     assert torch.equal(drawn.k[0, 0], k[1, 1].bfloat16().double())
@@ -85,10 +85,34 @@ def test_bad_inputs_are_refused_by_name(tmp_path: Path) -> None:
     junk = tmp_path / "junk.safetensors"
     junk.write_bytes(b"\x80\x04not a tensor")
     with pytest.raises(ValueError, match="is not a safetensors file"):
-        captured_shape(junk)
+        captured(junk)
     save_file({"q": torch.zeros(1, 1, 2, 2)}, junk)
     with pytest.raises(ValueError, match="must have tensors q, k and v; it has q"):
-        captured_shape(junk)
+        captured(junk)
     save_file({name: torch.zeros(2, 2) for name in "qkv"}, junk)
     with pytest.raises(ValueError, match="must be float of shape"):
-        captured_shape(junk)
+        captured(junk)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"q": (2, 4, 8, 4), "k": (1, 4, 8, 4), "v": (1, 4, 8, 4)},  # batch
+        {"q": (1, 4, 8, 4), "k": (1, 2, 8, 4), "v": (1, 4, 8, 4)},  # heads of k and v
+        {"q": (1, 4, 8, 4), "k": (1, 2, 8, 4), "v": (1, 2, 9, 4)},  # lengths of k and v
+        {"q": (1, 4, 8, 4), "k": (1, 4, 8, 6), "v": (1, 4, 8, 4)},  # dim of q and k
+        {"q": (1, 4, 8, 4), "k": (1, 3, 8, 4), "v": (1, 3, 8, 4)},  # heads that do not divide
+    ],
+)
+def test_captured_tensors_must_fit_together(shapes: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
+    path = tmp_path / "captured.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
+    with pytest.raises(ValueError, match="must share the batch"):
+        captured(path)
+
+
+def test_captured_tensors_must_be_finite(tmp_path: Path) -> None:
+    path = tmp_path / "captured.safetensors"
+    save_file({name: torch.full((1, 1, 2, 2), float("nan")) for name in "qkv"}, path)
+    with pytest.raises(ValueError, match="must be finite"):
+        captured(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,13 @@ from safetensors.torch import save_file
 from assay.results.record import COLUMNS, from_json
 from tests.cli.test_cli import assay
 
-TINY = ("--length", "64", "--dim", "16", "--sram", "640", "--seeds", "3", "--jobs", "1", "--device", "cpu")
+SMALL = ("--dim", "16", "--seeds", "3", "--jobs", "1", "--device", "cpu")
+TINY = (*SMALL, "--length", "64", "--sram", "640")
+GRIDS = {
+    "length": (*SMALL, "--lengths", "32,64", "--sram", "640"),
+    "blocks": (*SMALL, "--length", "64", "--srams", "640,2560"),
+    "kernels": (*SMALL, "--length", "64"),
+}
 
 
 def rows_in(folder: Path) -> list[dict[str, object]]:
@@ -31,8 +38,7 @@ def rows_in(folder: Path) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("name", ["precision", "length", "blocks", "steps", "inputs", "kernels"])
 def test_every_sweep_prints_a_table_and_leaves_records(name: str, tmp_path: Path) -> None:
-    small = ("--lengths", "32,64") if name == "length" else ("--srams", "640,2560") if name == "blocks" else ()
-    done = assay("sweep", name, "--out", str(tmp_path), *TINY, *small)
+    done = assay("sweep", name, "--out", str(tmp_path), *GRIDS.get(name, TINY))
     assert done.returncode == 0, done.stderr
     assert "output_accumulator" in done.stdout if name == "steps" else "ratio" in done.stdout
     rows = rows_in(tmp_path)
@@ -55,11 +61,11 @@ def test_json_is_the_records_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_captured_inputs(tmp_path: Path) -> None:
-    path = tmp_path / "q k v.safetensors"
+    path = tmp_path / "q, k, v.safetensors"
     save_file({name: torch.randn(1, 4, 32, 16) for name in "qkv"}, path)
     done = assay("sweep", "inputs", "--out", str(tmp_path / "run"), *TINY, "--inputs", f"file:{path}", "--json")
     assert done.returncode == 0, done.stderr
-    assert {json.loads(line)["distribution"] for line in done.stdout.splitlines()} == {"captured: q k v.safetensors"}
+    assert {json.loads(line)["distribution"] for line in done.stdout.splitlines()} == {"captured: q, k, v.safetensors"}
 
 
 @pytest.mark.slow
@@ -116,6 +122,42 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids)) == 6 * 3 * 3
 
 
+def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    done = assay("sweep", "inputs", "--out", str(tmp_path), *TINY, "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "1 seed" in done.stdout
+    assert "overflow" not in done.stdout
+    done = assay("sweep", "steps", "--out", str(tmp_path), *TINY, "--seeds", "1")
+    assert "--seeds 2 or more" in done.stdout
+
+
+def test_the_same_point_twice_is_one_point(tmp_path: Path) -> None:
+    done = assay(
+        "sweep",
+        "length",
+        "--out",
+        str(tmp_path),
+        *SMALL,
+        "--lengths",
+        "32,32",
+        "--plan",
+        "uniform",
+        "--plan",
+        "uniform",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 seeds" in " ".join(done.stdout.split())
+
+
+def test_records_of_other_code_are_named(tmp_path: Path) -> None:
+    command = ("sweep", "inputs", "--out", str(tmp_path), *TINY, "--inputs", "normal")
+    assert assay(*command).returncode == 0
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_text(re.sub(r'"code": "[^"]*"', '"code": "0.0.1"', path.read_text()))
+    done = assay(*command)
+    assert "measured before, by 0.0.1" in " ".join(done.stderr.split())
+
+
 def test_info() -> None:
     found = json.loads(assay("info", "--json").stdout)
     assert found["devices"][0]["device"] == "cpu"
@@ -136,6 +178,9 @@ def test_info() -> None:
         (("sweep", "inputs", "--inputs", "file:nowhere"), "nowhere is not a file"),
         (("sweep", "length", "--lengths", "64,many"), "--lengths takes whole numbers"),
         (("sweep", "inputs", "--block", "64"), "--block is rows x columns"),
+        (("sweep", "inputs", "--block", "²x3"), "--block is rows x columns"),
+        (("sweep", "kernels", "--plan", "shipped"), "has no use for plans"),
+        (("sweep", "inputs", "--length", "100000000000", "--jobs", "1"), "smaller shape"),
         (("sweep", "inputs", "--device", "abacus"), "no device 'abacus'"),
         (("sweep", "inputs", "--out", "/proc/nothing"), "/proc/nothing"),
         (("study", "papper"), "Unknown recipe 'papper'. Did you mean paper"),

@@ -19,7 +19,7 @@ from assay.sweeps.plans import high_format, named_plan
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_point_is_another_one_and_groups_share_their_inputs(name: str) -> None:
-    points = default_sweep(name, length=64, seeds=2).points("cpu")
+    points = default_sweep(name, dim=32, seeds=2).points("cpu")
     assert len({point.id("CPU") for point in points}) == len(points)
     shared = {(p.group, p.inputs, p.shape, p.causal, p.seed) for p in points}
     assert len(shared) == len({group for group, *_ in shared})
@@ -96,6 +96,21 @@ def test_captured_inputs_bring_their_own_shape_and_a_head_for_a_seed(tmp_path: P
     assert str(tmp_path) not in name
 
 
+def test_steps_between_another_plan_and_all_high() -> None:
+    points = default_sweep("steps", plans=("fp32_state",), inputs=("normal",), seeds=1).points("cpu")
+    assert {point.ladder for point in points} == {"uniform bf16, state in fp32 → all steps in fp32"}
+    low = next(point.plan for point in points if point.role == "low")
+    assert low == named_plan("fp32_state", "bf16")
+
+
+def test_kernels_are_not_asked_for_a_mask_that_they_align_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "cross.safetensors"
+    save_file({"q": torch.ones(1, 1, 8, 4), "k": torch.ones(1, 1, 12, 4), "v": torch.ones(1, 1, 12, 4)}, path)
+    points = default_sweep("kernels", inputs=(f"file:{path}",), seeds=1).points("cpu")
+    assert {point.causal for point in points} == {False}
+    assert {point.coordinates()["keys"] for point in points} == {12}
+
+
 def test_plans_by_name() -> None:
     assert named_plan("shipped", "fp16") == Plan.shipped("fp16")
     changed = named_plan("uniform, row_sum=fp32,output = fp16", "bf16")
@@ -126,6 +141,9 @@ def test_plans_by_name() -> None:
         ("precision", {"order": "fa9"}, "fa1, fa2 or split_kv, got 'fa9'"),
         ("precision", {"block": (0, 4)}, "block sizes must be"),
         ("precision", {"heights": 4}, "has no heights"),
+        ("length", {"length": 64}, "The sweep length has no use for length"),
+        ("kernels", {"plans": ("shipped",), "order": "fa2"}, "The sweep kernels has no use for plans, order"),
+        ("precision", {"plans": ("uniform,name=shipped bf16",)}, "Unknown step 'name'"),
     ],
 )
 def test_bad_sweeps_are_refused(name: str, changes: dict[str, object], says: str) -> None:

@@ -15,11 +15,16 @@ from assay.sweeps.grid import SWEEPS, default_sweep
 from assay.sweeps.measure import Bench
 
 SMALL = {"length": 96, "dim": 16, "sram": 640, "seeds": 1}
+GRIDS: dict[str, dict[str, object]] = {
+    "length": {"lengths": (64,), "dim": 16, "sram": 640, "seeds": 1},
+    "blocks": {"srams": (640,), "length": 96, "dim": 16, "seeds": 1},
+    "kernels": {"length": 96, "dim": 16, "seeds": 1},
+}
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_makes_whole_records_whose_null_is_zero(name: str) -> None:
-    points = default_sweep(name, **SMALL, lengths=(64,), srams=(640,)).points("cpu")[:40]
+    points = default_sweep(name, **GRIDS.get(name, SMALL)).points("cpu")[:40]
     bench = Bench(points[0], "cpu")
     for point in points:
         if point.group == points[0].group:
@@ -50,7 +55,7 @@ def test_a_record_has_the_figures_of_the_library() -> None:
 
 
 def test_gradients_of_a_real_kernel() -> None:
-    points = default_sweep("kernels", **SMALL, formats=("bf16",)).points("cpu")
+    points = default_sweep("kernels", **GRIDS["kernels"], formats=("bf16",)).points("cpu")
     point = next(p for p in points if p.tensor == "dk" and p.causal and "flash" in p.variant)
     record = Bench(point, "cpu").measure(point)
     q, k, v, grad = (round_to(x, "bf16").bfloat16() for x in draw_inputs("normal", (1, 2, 96, 16), 0))

@@ -24,10 +24,11 @@ def lines(folder: Path) -> list[str]:
 
 def test_what_is_there_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = small().points("cpu")
-    seen: list[int] = []
-    ids = run_points(points[:5], tmp_path, "cpu", progress=seen.append)
+    seen: list[tuple[int, int]] = []
+    run_points([*points[:5], points[0]], tmp_path, "cpu", progress=lambda *told: seen.append(told))
     assert len(lines(tmp_path)) == 5
-    assert seen[-1] == 5
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (5, 5)
     ids = run_points(points, tmp_path, "cpu")
     assert len(lines(tmp_path)) == len(points) == 12
     assert [record["id"] for record in records_of(tmp_path, ids)] == ids

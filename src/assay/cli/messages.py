@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 
 import typer
@@ -26,12 +27,28 @@ def refusing(command: str, *kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        errors.print(f"[bold red]assay {command}:[/] {escape(str(error))}", soft_wrap=True)
+        if isinstance(error, RuntimeError) and not _is_about_memory(error) and not isinstance(error, BrokenExecutor):
+            raise
+        errors.print(f"[bold red]assay {command}:[/] {escape(str(error))} {_advice(error)}", soft_wrap=True)
         raise typer.Exit(2) from None
 
 
-def progress_bar(quiet: bool) -> Progress:
-    """Done of all, and the time left."""
+def _is_about_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error) for words in ("out of memory", "allocate memory"))
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, BrokenExecutor):
+        return "A worker died, most likely for want of memory. The same command goes on; --jobs 1 needs the least."
+    if _is_about_memory(error):
+        return "What was measured is kept. Use a smaller shape, or fewer --jobs."
+    if isinstance(error, OSError):
+        return "The folder must be readable, writable and have room."
+    return ""
+
+
+def progress_bar() -> Progress:
+    """Done of all, and the time left; on standard error, and only where a person looks at it."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -41,7 +58,7 @@ def progress_bar(quiet: bool) -> Progress:
         TimeRemainingColumn(),
         console=errors,
         transient=True,
-        disable=quiet,
+        disable=not errors.is_terminal,
     )
 
 

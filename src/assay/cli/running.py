@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def run_sweeps(
-    command: str, sweeps: Sequence[Sweep], folder: Path, device: str, jobs: int | None, quiet: bool
+    command: str, sweeps: Sequence[Sweep], folder: Path, device: str, jobs: int | None
 ) -> list[list[Record]]:
     """The records of each sweep, measured now or before. Ctrl-C says how to go on, and exits with 130."""
     from assay.executors.local import cores
+    from assay.results.environment import code_version
     from assay.results.lines import records_of
     from assay.results.store import StoreError
     from assay.sweeps.run import run_points
@@ -30,18 +32,26 @@ def run_sweeps(
     if jobs is None:
         jobs = cores() if device == "cpu" else 1
     points = [point for grid in grids for point in grid]
-    with progress_bar(quiet) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("measuring", total=len(points))
         try:
-            with refusing(command, ValueError, StoreError):
-                ids = run_points(points, folder, device, jobs, lambda n: progress.update(task, completed=n))
+            with refusing(command, ValueError, StoreError, BrokenProcessPool, MemoryError, RuntimeError):
+                ids = run_points(
+                    points, folder, device, jobs, lambda done, total: progress.update(task, completed=done, total=total)
+                )
         except KeyboardInterrupt:
             progress.stop()
             there = f"Stopped with {int(progress.tasks[0].completed)} of {len(points)} points in {folder}."
             errors.print(f"{there} Go on with: {this_command()}", soft_wrap=True, markup=False)
             raise typer.Exit(130) from None
-    records = iter(records_of(folder, ids))
-    return [list(islice(records, len(grid))) for grid in grids]
+    found = {record["id"]: record for record in records_of(folder, ids)}
+    here = code_version()
+    others = sorted({record["code"] for record in found.values()} - {here})
+    if others:
+        words = f"Some of these records were measured before, by {', '.join(others)}; this is {here}. To measure all "
+        errors.print(f"{words}again, name another folder with --out.", style="yellow", soft_wrap=True, markup=False)
+    left = iter(ids)
+    return [[found[key] for key in dict.fromkeys(islice(left, len(grid))) if key in found] for grid in grids]
 
 
 def check(command: str, found: Sequence[Sequence[Record]]) -> None:

@@ -23,23 +23,27 @@ def study(
     Stopped at any moment, the same command goes on where it was.
     """
     from assay.cli.devices import find_device
-    from assay.cli.reporting import can_report, print_claims, write
+    from assay.cli.reporting import can_report, print_claims, remember, write
     from assay.cli.running import check, run_sweeps
     from assay.recipes.study import find_study
+    from assay.results.lines import all_records
 
     with refusing("study", ValueError):
         found = find_study(recipe)
         place = find_device(device)
-    folder = out or Path("runs") / Path(recipe.partition(":")[0]).stem
-    rows = run_sweeps("study", found.sweeps, folder, place, jobs, as_json)
-    print_claims([row for group in rows for row in group], as_json)
+    file, _, function = recipe.partition(":")
+    folder = out or Path("runs") / "-".join(filter(None, (Path(file).stem, function)))
+    rows = run_sweeps("study", found.sweeps, folder, place, jobs)
     missing = can_report()
-    if missing:
-        words = f"No page: {missing}. Elsewhere, `assay report {folder}` makes it from the records."
-        errors.print(words, soft_wrap=True, markup=False)
-    else:
-        with refusing("study", ValueError, OSError):
-            page = write(folder, asked=found.asked, command=this_command(), quiet=as_json)
-        if not as_json:
-            typer.echo(f"Report: {page.resolve()}")
+    with refusing("study", ValueError, OSError):
+        remember(folder, asked=found.asked, command=this_command())
+        if missing:
+            print_claims(all_records(folder), as_json)
+            words = f"No page: {missing}. Elsewhere, `assay report {folder}` makes it from the records."
+            errors.print(words, soft_wrap=True, markup=False)
+        else:
+            reading, page = write(folder)
+            print_claims(reading.rows, as_json)
+            if not as_json:
+                typer.echo(f"Report: {page.resolve()}")
     check("study", rows)

@@ -16,9 +16,17 @@ def _several(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
+def _inputs(texts: list[str] | None) -> tuple[str, ...] | None:
+    """Names separated by commas; a path may have commas in it."""
+    if texts is None:
+        return None
+    found = [name for text in texts for name in ([text] if text.startswith("file:") else text.split(","))]
+    return tuple(dict.fromkeys(name.strip() for name in found))
+
+
 def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
     try:
-        return None if text is None else tuple(int(part) for part in text.split(","))
+        return None if text is None else tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise ValueError(f"--{name} takes whole numbers separated by commas, got {text!r}.") from None
 
@@ -27,7 +35,7 @@ def _block(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     rows, times, columns = text.lower().replace("×", "x").partition("x")
-    if not times or not rows.isdigit() or not columns.isdigit():
+    if not times or not (rows.isascii() and rows.isdigit() and columns.isascii() and columns.isdigit()):
         raise ValueError(f"--block is rows x columns, such as 64x128; got {text!r}.")
     return int(rows), int(columns)
 
@@ -43,8 +51,8 @@ def sweep(
     causal: Annotated[bool, typer.Option("--causal", help="Mask the future.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Draws of the inputs.  [default: 5]")] = None,
     inputs: Annotated[
-        str | None,
-        typer.Option(help="uniform, normal, outliers, tied, low_rank, large_logits, file:PATH; separated by commas."),
+        list[str] | None,
+        typer.Option(help="uniform,normal,outliers,tied,low_rank,large_logits or file:PATH. Repeat it."),
     ] = None,
     formats: Annotated[str | None, typer.Option(help="Such as bf16,fp16,e5m6.")] = None,
     plan: Annotated[
@@ -81,10 +89,10 @@ def sweep(
             dim=dim,
             causal=causal or None,
             seeds=seeds,
-            inputs=_several(inputs),
+            inputs=_inputs(inputs),
             formats=_several(formats),
-            plans=None if plan is None else tuple(plan),
-            baselines=None if baseline is None else tuple(baseline),
+            plans=None if plan is None else tuple(dict.fromkeys(plan)),
+            baselines=None if baseline is None else tuple(dict.fromkeys(baseline)),
             order=order,
             sram=sram,
             block=_block(block),
@@ -95,7 +103,7 @@ def sweep(
     folder = out or Path("runs") / name
     if not as_json:
         errors.print(SWEEPS[name].question)
-    found = run_sweeps("sweep", [asked], folder, place, jobs, as_json)
+    found = run_sweeps("sweep", [asked], folder, place, jobs)
     if as_json:
         for record in found[0]:
             typer.echo(to_json(record))
@@ -113,7 +121,11 @@ def show_sweep(rows: list[dict[str, object]]) -> None:
     from assay.report.summary import summarize
 
     if rows and rows[0]["sweep"] == "steps":
-        for attribution in attribute(rows):
+        attributions = attribute(rows)
+        if not attributions:
+            typer.echo("Too few seeds for an interval: use --seeds 2 or more.")
+            return
+        for attribution in attributions:
             print_table(attribution_table(attribution))
         typer.echo(
             "owns: share of the mean square error, mean over random orders of raising the steps; all add up to 100.\n"

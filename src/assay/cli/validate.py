@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -52,7 +53,7 @@ def validate(
                 rows.append(row)
                 progress.update(task, description=f"{row.kernel}, {row.format}, {row.part}")
         except (ValueError, RuntimeError) as error:
-            console.print(f"[bold red]assay validate:[/] {error}")
+            console.print(f"[bold red]assay validate:[/] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps([row.as_dict() for row in rows]))
@@ -77,7 +78,7 @@ def _check_writable(path: Path, console: Console) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        console.print(f"[bold red]assay validate:[/] the page cannot be written: {error}", soft_wrap=True)
+        console.print(f"[bold red]assay validate:[/] the page cannot be written: {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(2) from None
 
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_for_sentinel
 from typing import TypeVar
@@ -41,12 +42,16 @@ def run_tasks(
         min(jobs, len(tasks)), mp_context=get_context("spawn"), initializer=_start_worker, initargs=(threads,)
     )
     try:
-        waiting: dict[Future[Result], Task] = {pool.submit(function, task): task for task in tasks}
+        left = iter(tasks)
+        # A few for each worker: all at once, every look would go over all that are left.
+        waiting: dict[Future[Result], Task] = {pool.submit(function, task): task for task in islice(left, 3 * jobs)}
         while waiting:
             ended, _ = wait(waiting, timeout=seconds, return_when=FIRST_COMPLETED)
             look()
             for future in ended:
-                yield waiting.pop(future), future.result()
+                task = waiting.pop(future)
+                waiting |= {pool.submit(function, following): following for following in islice(left, 1)}
+                yield task, future.result()
         pool.shutdown()
     except BaseException:
         workers = list((pool._processes or {}).values())  # the pool would wait for them to finish

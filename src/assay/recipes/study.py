@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,18 +47,25 @@ def _from_file(name: str) -> Study:
     path = Path(f"{file}.py")
     if not path.is_file():
         raise ValueError(f"There is no file {path}. A recipe of yours is named my_file.py:function.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"_assay_recipe_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # dataclasses in it look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} could not be run: {type(error).__name__}: {error}") from error
     found = {key: value for key, value in vars(module).items() if _is_recipe(value, module.__name__)}
     if not colon and len(found) == 1:
         function = next(iter(found))
     if function not in found:
         what = f"no function {function!r}" if colon else f"{len(found)} functions"
         raise ValueError(f"{path} has {what}; name one of: {', '.join(found) or '(it has none)'}.")
-    study = found[function]()
+    try:
+        study = found[function]()
+    except Exception as error:
+        raise ValueError(f"The recipe {name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(study, Study):
         raise ValueError(f"The recipe {name} must return a Study, got {type(study).__name__}.")
     return study

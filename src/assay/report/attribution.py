@@ -11,7 +11,7 @@ from assay.report.summary import Table
 from assay.results.record import Record
 
 _SETTING = ("inputs", "format", "batch", "heads", "length", "dim", "causal", "order", "block_rows", "block_columns",
-            "baseline", "options", "device")  # fmt: skip
+            "baseline", "options", "device", "ladder")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from assay.report.attribution import Attribution, StepShare
-from assay.report.shares import MEASURES, headline, percent, setting, whole
+from assay.report.shares import MEASURES, headline, percent, setting
 from assay.report.steps import PARTS, STEPS, explain
 
 
@@ -121,8 +121,9 @@ def _pipeline(found: Attribution) -> str:
 def _box(share: StepShare, largest: float) -> str:
     words = explain(share.step)
     size = max(0.0, share.owns.value) / largest
+    value, interval = percent(share.owns).split(" ", 1)
     return (
         f'<li class="box{" strong" if size >= 0.8 else ""}" style="--share:{size:.3f}" title="{escape(words.words)}">'
         f'<span class="formula">{escape(words.formula)}</span><span class="label">{escape(words.label)}</span>'
-        f'<span class="share">{whole(share.owns.value)}%</span></li>'
+        f'<span class="share">{value}</span><span class="small">{interval}</span></li>'
     )

@@ -1,26 +1,35 @@
 """The paper's claims about a single forward pass (C1–C6), judged from records; C7–C10 are about training.
 
-A claim holds if it does for every kind of inputs measured, holds only when it does for some, and each sentence names
-the interval that decides. The claims are about the paper's setting: every step in one format (the plan `uniform`).
+They are about the paper's setting: every step in one format (the plan `uniform`), the baseline as PyTorch computes it
+(`eager`). Each setting is judged by itself, by its interval, as yes, no or undecided; the claim holds if all say yes,
+holds only when some do, and the text names them. Records that differ in more than the seed never share an interval.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypedDict
 
 from assay.report.attribution import attribute
+from assay.report.choices import COLUMNS, latest
 from assay.report.estimates import Estimate, estimate, estimate_size
 from assay.report.summary import ratio
 from assay.results.record import Record
 
-Verdict = Literal["holds", "holds only when …", "does not hold", "not measured here"]
+Verdict = Literal["holds", "holds only when …", "does not hold", "undecided", "not measured here"]
+Outcome = bool | None
+"""Yes, no, or undecided."""
 
 ABOUT_TEN = (5.0, 20.0)
 """What counts as "roughly an order of magnitude": within a factor of two of 10."""
+NO_CHANGE = (0.9, 1.1)
+"""What counts as no change of a deviation."""
+FLAT = 0.05
+"""A slope, log against log, that counts as none: 16 times the area move the deviation by 15%."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,20 +53,20 @@ class Claim:
     """The id of the chart in the page that shows it; "" where there is none."""
 
 
-class _Outcome(TypedDict):
+class _Judgement(TypedDict):
     verdict: Verdict
     because: str
 
 
 def judge(rows: Sequence[Record]) -> list[Claim]:
     """Every claim, in the paper's order."""
-    flash = [row for row in rows if row["variant"] == "flash"]
+    flash = latest([row for row in rows if row["variant"] == "flash"])
     return [
         _falls_with_mantissa(_of(flash, "precision")),
-        _ten_times(_of(flash, "precision") + _of(flash, "length")),
+        _ten_times(_of(flash, "precision", "length")),
         _grows_with_length(_of(flash, "length")),
-        _swapped(_of(flash, "blocks")),
-        _square(_of(flash, "blocks")),
+        _block_claim(_of(flash, "blocks"), "swapped", _SWAPPED),
+        _block_claim(_of(flash, "blocks"), "square", _SQUARE),
         _larger_blocks(_of(flash, "blocks")),
         *_about_training(),
         _null(rows),
@@ -66,42 +75,59 @@ def judge(rows: Sequence[Record]) -> list[Claim]:
 
 def verdict(rows: Sequence[Record]) -> str:
     """One sentence: how far, on what inputs, and which step owns it."""
-    where = {"sweep": ("precision", "inputs", "length"), "format": ("bf16",)}
-    near = [row for row in rows if all(row[name] in values for name, values in where.items())]
-    lengths = sorted({row["length"] for row in near if _family(row) == "uniform"})
-    if not lengths:
-        return f"{len(rows)} points were measured; none of them compares flash with baseline in bf16."
-    length = 1024 if 1024 in lengths else lengths[len(lengths) // 2]
-    parts = []
-    for name, words in (("uniform", "uniform inputs"), ("normal", "N(0, 1) inputs")):
-        found = ratio(_unique(r for r in near if _is(r, inputs=name, length=length, family="uniform")))
-        if found is not None:
-            parts.append(f"{_times(found)} on {words}")
-    text = f"With every step in bf16, Flash Attention's largest error is {' and '.join(parts)} that of eager bf16 "
-    text += f"attention (N = {length})"
-    kept = ratio(_unique(r for r in near if _is(r, inputs="uniform", length=length, family="shipped")))
-    if kept is not None:
-        better = "the more accurate of the two" if kept.high < 1 else "no better" if kept.low > 1 else "as accurate"
-        text += f"; with the FP32 state that shipped kernels keep it is {_times(kept)}, {better}"
-    owners = [a for a in attribute(rows) if a.inputs == "uniform" and a.format == "bf16"]
+    near = latest(
+        [row for row in rows if row["variant"] == "flash" and row["sweep"] in ("precision", "inputs", "length")]
+    )
+    near = [row for row in near if _baseline(row) == "eager"]
+    formats = [row["format"] for row in near]
+    fmt = "bf16" if "bf16" in formats else next(iter(formats), "")
+    near = _usual(row for row in near if row["format"] == fmt)
+    parts: list[str] = []
+    for inputs in sorted(dict.fromkeys(row["inputs"] for row in near), key=lambda i: (i != "uniform", i != "normal")):
+        found = ratio(_by_seed(r for r in near if r["inputs"] == inputs and _family(r) == "uniform"))
+        if found is not None and len(parts) < 2:
+            kept = ratio(_by_seed(r for r in near if r["inputs"] == inputs and _family(r) == "shipped"))
+            shipped = "" if kept is None else f" ({_times(kept)} with the FP32 state of shipped kernels)"
+            parts.append(f"{_times(found)}{shipped} on {inputs} inputs")
+    sentences = []
+    if parts:
+        sentences.append(
+            f"With every step in {fmt}, Flash Attention's largest error is {' and '.join(parts)} that of eager {fmt} "
+            f"attention (N = {near[0]['length']})."
+        )
+    owners = sorted(attribute(rows), key=lambda a: (a.inputs != "uniform", a.format != "bf16"))
     if owners:
-        first, second = owners[0].steps[:2]
-        text += f". {first.step} owns {first.owns.value:.0%} of the mean square error, {second.step} "
-        text += f"{second.owns.value:.0%}"
-    return text + "."
+        first, second = (f"{s.step} {_share(s.owns)}" for s in owners[0].steps[:2])
+        sentences.append(
+            f"Of the mean square error in {owners[0].format} ({owners[0].inputs} inputs) {first} and {second} own most."
+        )
+    return " ".join(sentences) or f"{len(rows)} points were measured; figures and intervals are below."
 
 
 def _falls_with_mantissa(rows: list[Record]) -> Claim:
     order = ("bf16", "fp16", "fp32", "fp64")
-    lines, outcomes = [], {}
-    for inputs, group in _by_inputs(rows):
-        values = [estimate_size(r["difference_max"] for r in group if r["format"] == f) for f in order]
-        there = [(f, v) for f, v in zip(order, values, strict=True) if v is not None]
-        if len(there) < 2:
+    lines: list[str] = []
+    outcomes: dict[str, Outcome] = {}
+    for name, group in _settings(rows, vary=("format",)).items():
+        formats = {f: {r["seed"]: r["difference_max"] for r in group if r["format"] == f} for f in order}
+        sizes = {f: v for f in order if (v := estimate_size(formats[f].values())) is not None}
+        steps = [
+            estimate_size(
+                formats[b][seed] / formats[a][seed]
+                for seed in formats[a].keys() & formats[b].keys()
+                if formats[a][seed]
+            )
+            for a, b in pairwise(sizes)
+        ]
+        if not steps:
             continue
-        outcomes[inputs] = all(after.high < before.low for (_, before), (_, after) in pairwise(there))
-        sizes = (f"{f} {v.value:.1e} [{v.low:.1e}, {v.high:.1e}]" for f, v in there)
-        lines.append(f"{inputs}: {' → '.join(sizes)}")
+        if any(step is not None and step.low >= 1 for step in steps):
+            outcomes[name] = False
+        else:
+            falls = all(step is not None and step.high < 1 for step in steps)
+            outcomes[name] = True if falls and len(sizes) == len(order) else None
+        listed = (f"{f} {v.value:.1e} [{v.low:.1e}, {v.high:.1e}]" for f, v in sizes.items())
+        lines.append(f"{name}: {' → '.join(listed)}")
     return Claim(
         number="C1",
         figure="Fig 3",
@@ -109,80 +135,55 @@ def _falls_with_mantissa(rows: list[Record]) -> Claim:
         paper="falls at every step",
         ours=tuple(lines),
         anchor="figure-3",
-        **_outcome(outcomes, "the interval of every format lies below that of the one before", "precision"),
+        **_judged(
+            outcomes, "each format over the one before, seed by seed, lies below 1, for all four", rows, "precision"
+        ),
     )
 
 
 def _ten_times(rows: list[Record]) -> Claim:
-    settings: dict[tuple[str, str, str], dict[int, list[Record]]] = {}
-    for row in rows:
-        if row["format"] == "bf16":
-            key = (row["inputs"], _family(row), _baseline(row))
-            settings.setdefault(key, {}).setdefault(row["length"], []).append(row)
-    lines, outcomes, held = [], [], []
-    for (inputs, family, baseline), lengths in sorted(settings.items(), key=_paper_first):
-        if baseline != "eager" and family != "uniform":
-            continue  # every step against every step is said once; the rest is in the chart
-        found = {n: r for n in sorted(lengths) if (r := ratio(_unique(lengths[n]))) is not None}
-        if not found:
-            continue
-        name = f"{inputs} inputs, {_WORDS.get(family, family)}, baseline {baseline}"
-        lines.append(f"{name}: " + ", ".join(f"{_times(r)} at N {n}" for n, r in found.items()))
-        near = [n for n, r in found.items() if ABOUT_TEN[0] <= r.value <= ABOUT_TEN[1]]
-        outcomes += [n in near for n in found]
-        if near:
-            held.append(f"{name}, N {min(near)}" + (f" to {max(near)}" if len(near) > 1 else ""))
-    because = "No setting comes within a factor of two of 10×."
-    if held:
-        because = f"Within a factor of two of 10× for {'; '.join(held)}. {_what_turns_it(settings)}"
+    rows = [row for row in rows if row["format"] == "bf16"]
+    lines: list[str] = []
+    outcomes: dict[str, Outcome] = {}
+    turns: list[str] = []
+    for family, baseline, words in _TURNS:
+        wanted = [row for row in rows if (_family(row), _baseline(row)) == (family, baseline)]
+        for name, group in _settings(wanted, vary=("length", "block shape"), paper=False).items():
+            lengths = sorted({row["length"] for row in group})
+            found = {n: r for n in lengths if (r := ratio(_by_seed(x for x in group if x["length"] == n))) is not None}
+            if not found:
+                continue
+            lines.append(f"{name}, {words}: " + ", ".join(f"{_times(r)} at N {n}" for n, r in found.items()))
+            if (family, baseline) == _TURNS[0][:2]:
+                outcomes |= {f"{name}, N {n}": _within(r, ABOUT_TEN) for n, r in found.items()}
+            if 1024 in found:
+                turns.append(f"{name}, {words} {_times(found[1024])}")
+    judged = _judged(outcomes, "the ratio of largest errors lies within a factor of two of 10", rows, "precision")
+    if len(turns) > 1:
+        judged["because"] += f" What turns it, at N 1024: {'; '.join(turns)}."
     return Claim(
         number="C2",
         figure="Fig 4",
         text="Against golden, flash deviates about 10 times more than baseline at BF16 (largest error).",
         paper="about 10×",
         ours=tuple(lines),
-        verdict=_judgement(outcomes),
-        because=because if outcomes else _missing("precision"),
         anchor="figure-4",
+        **judged,
     )
-
-
-def _paper_first(setting: tuple[tuple[str, str, str], object]) -> tuple[bool, bool, bool]:
-    """The paper's baseline and plan before others; sorting keeps the order of the rest."""
-    (inputs, family, baseline), _ = setting
-    return baseline != "eager", family != "uniform", inputs != "uniform"
-
-
-def _what_turns_it(settings: dict[tuple[str, str, str], dict[int, list[Record]]]) -> str:
-    """The same ratio with one thing changed at a time, at the middle length that has everything."""
-    changes = {
-        "every step in bf16": ("uniform", "uniform", "eager"),
-        "N(0, 1) inputs instead": ("normal", "uniform", "eager"),
-        "what is carried from block to block in FP32": ("uniform", "uniform, state in fp32", "eager"),
-        "a baseline with every step rounded": ("uniform", "uniform", "uniform"),
-    }
-    there = {words: settings[key] for words, key in changes.items() if key in settings}
-    lengths = sorted(set.intersection(*(set(found) for found in there.values()))) if there else []
-    if len(there) < 2 or not lengths:
-        return ""
-    length = 1024 if 1024 in lengths else lengths[len(lengths) // 2]
-    ratios = {words: ratio(_unique(found[length])) for words, found in there.items()}
-    parts = [f"{words} {_times(found)}" for words, found in ratios.items() if found is not None]
-    return f"What turns it, uniform inputs at N {length}: {'; '.join(parts)}."
 
 
 def _grows_with_length(rows: list[Record]) -> Claim:
     lines, outcomes = [], {}
-    for inputs, group in _by_inputs([row for row in rows if row["format"] == "bf16"]):
-        slopes = {f: _slope(group, "length", f"difference_{f}") for f in ("max", "mean", "std")}
-        relative = _slope(group, "length", "difference_rmse", over="golden_rms")
-        there = {f: s for f, s in slopes.items() if s is not None}
-        if not there:
+    for name, group in _settings([r for r in rows if r["format"] == "bf16"], vary=("length",)).items():
+        slopes = {f: s for f in ("max", "mean", "std") if (s := _slope(group, _length, f"difference_{f}")) is not None}
+        relative = _slope(group, _length, "difference_rmse", over="golden_rms")
+        if len(slopes) < 3:
             continue
-        outcomes[inputs] = all(s.low > 0 for s in there.values())
-        text = ", ".join(f"{f} {s.value:+.2f} [{s.low:+.2f}, {s.high:+.2f}]" for f, s in there.items())
-        also = "" if relative is None else f"; RMS over that of the output {relative.value:+.2f}"
-        lines.append(f"{inputs}: grows as N to the power of {text}{also}")
+        grows = [s.low > 0 for s in slopes.values()]
+        stays = [s.high <= 0 or _flat(s) for s in slopes.values()]
+        outcomes[name] = True if all(grows) else False if any(stays) else None
+        also = "" if relative is None else f"; RMS over that of the output {_power(relative)}"
+        lines.append(f"{name}: as N to the power of " + ", ".join(f"{f} {_power(s)}" for f, s in slopes.items()) + also)
     return Claim(
         number="C3",
         figure="Fig 5",
@@ -190,77 +191,70 @@ def _grows_with_length(rows: list[Record]) -> Claim:
         paper="all three grow",
         ours=tuple(lines),
         anchor="figure-5a",
-        **_outcome(outcomes, "the slopes of all three, log against log, lie above 0", "length"),
+        **_judged(outcomes, "the slopes of all three, log against log, lie above 0", rows, "length"),
     )
 
 
-def _swapped(rows: list[Record]) -> Claim:
-    return _block_claim(
-        rows,
-        number="C4",
-        figure="Fig 6a",
-        text="Swapping the block's dimensions raises the deviation.",
-        paper="raises it",
-        anchor="figure-6a",
-        shape="swapped",
-        holds=lambda found: found.low > 1,
-        when="the interval lies above 1",
-    )
+class _Shape(TypedDict):
+    number: str
+    figure: str
+    text: str
+    paper: str
+    anchor: str
 
 
-def _square(rows: list[Record]) -> Claim:
-    return _block_claim(
-        rows,
-        number="C5",
-        figure="Fig 6b",
-        text="Square blocks make no significant difference.",
-        paper="no difference",
-        anchor="figure-6b",
-        shape="square",
-        holds=lambda found: found.low <= 1 <= found.high,
-        when="the interval contains 1",
-    )
+_SWAPPED: _Shape = {
+    "number": "C4",
+    "figure": "Fig 6a",
+    "text": "Swapping the block's dimensions raises the deviation.",
+    "paper": "raises it",
+    "anchor": "figure-6a",
+}
+_SQUARE: _Shape = {
+    "number": "C5",
+    "figure": "Fig 6b",
+    "text": "Square blocks make no significant difference.",
+    "paper": "no difference",
+    "anchor": "figure-6b",
+}
 
 
-def _block_claim(
-    rows: list[Record],
-    *,
-    number: str,
-    figure: str,
-    text: str,
-    paper: str,
-    anchor: str,
-    shape: str,
-    holds: Callable[[Estimate], bool],
-    when: str,
-) -> Claim:
+def _raises(found: Estimate) -> Outcome:
+    if found.low > 1:
+        return True
+    return False if found.high < 1 or _within(found, NO_CHANGE) else None
+
+
+def _block_claim(rows: list[Record], shape: str, told: _Shape) -> Claim:
     """Deviation with another shape over that with the paper's, where the two differ."""
+    decide, test = _raises, "lies above 1; within 10% of 1 is no change"
+    if shape == "square":
+        decide, test = (lambda found: _within(found, NO_CHANGE)), "lies within 10% of 1"
     lines, outcomes = [], {}
-    for inputs, group in _by_inputs(rows):
-        found = {}
-        for fmt in dict.fromkeys(row["format"] for row in group):
-            ratio_found = _shape_ratio([row for row in group if row["format"] == fmt], shape)
-            if ratio_found is not None:
-                found[fmt] = ratio_found
-                outcomes[f"{inputs}, {fmt}"] = holds(ratio_found)
-        if found:
-            lines.append(f"{inputs}: " + ", ".join(f"{fmt} {_times(r)}" for fmt, r in found.items()))
+    for name, group in _settings(rows, vary=("block", "block shape"), always=("inputs", "format")).items():
+        found = _shape_ratio(group, shape)
+        if found is not None:
+            outcomes[name] = decide(found)
+            lines.append(f"{name}: {_times(found)}")
     return Claim(
-        number=number, figure=figure, text=text, paper=paper, ours=tuple(lines), anchor=anchor,
-        **_outcome(outcomes, f"{shape} over the paper's shape: {when}", "blocks"),
-    )  # fmt: skip
+        ours=tuple(lines), **told, **_judged(outcomes, f"{shape} over the paper's shape {test}", rows, "blocks")
+    )
 
 
 def _shape_ratio(rows: list[Record], shape: str) -> Estimate | None:
     """Over the seeds, each the geometric mean over the areas where the shape is not the paper's anyway."""
-    plain = {(r["seed"], _area(r)): r for r in rows if r["block_shape"] == "paper"}
+    plain: dict[int, dict[int, Record]] = {}
+    for row in rows:
+        if row["block_shape"] == "paper":
+            plain.setdefault(row["seed"], {})[_area(row)] = row
+    areas = {seed: sorted(found) for seed, found in plain.items()}
     logs: dict[int, list[float]] = {}
     for row in rows:
         # A square is a little smaller than the paper's block: of these, the next larger one.
-        areas = [area for seed, area in plain if seed == row["seed"] and area >= _area(row)]
-        if row["block_shape"] != shape or not areas:
+        place = bisect_left(areas.get(row["seed"], []), _area(row))
+        if row["block_shape"] != shape or place == len(areas.get(row["seed"], [])):
             continue
-        other = plain[row["seed"], min(areas)]
+        other = plain[row["seed"]][areas[row["seed"]][place]]
         if row["block_columns"] != other["block_columns"] and row["difference_max"] > 0 < other["difference_max"]:
             logs.setdefault(row["seed"], []).append(math.log(row["difference_max"] / other["difference_max"]))
     return estimate_size(math.exp(math.fsum(found) / len(found)) for found in logs.values())
@@ -268,16 +262,12 @@ def _shape_ratio(rows: list[Record], shape: str) -> Estimate | None:
 
 def _larger_blocks(rows: list[Record]) -> Claim:
     lines, outcomes = [], {}
-    for inputs, group in _by_inputs([row for row in rows if row["block_shape"] == "paper"]):
-        found = {}
-        for fmt in dict.fromkeys(row["format"] for row in group):
-            slope = _slope([row for row in group if row["format"] == fmt], "area", "difference_max")
-            if slope is not None:
-                found[fmt] = slope
-                outcomes[f"{inputs}, {fmt}"] = slope.high < 0
-        if found:
-            text = ", ".join(f"{fmt} {s.value:+.2f} [{s.low:+.2f}, {s.high:+.2f}]" for fmt, s in found.items())
-            lines.append(f"{inputs}: as the area to the power of {text}")
+    paper = [row for row in rows if row["block_shape"] == "paper"]
+    for name, group in _settings(paper, vary=("block", "block shape"), always=("inputs", "format")).items():
+        slope = _slope(group, _area, "difference_max")
+        if slope is not None:
+            outcomes[name] = True if slope.high < 0 else False if slope.low >= 0 or _flat(slope) else None
+            lines.append(f"{name}: as the area to the power of {_power(slope)}")
     return Claim(
         number="C6",
         figure="Fig 6c",
@@ -285,7 +275,7 @@ def _larger_blocks(rows: list[Record]) -> Claim:
         paper="lower it",
         ours=tuple(lines),
         anchor="figure-6c",
-        **_outcome(outcomes, "the slope, log against log, lies below 0", "blocks"),
+        **_judged(outcomes, "the slope, log against log, lies below 0; within 0.05 of it is none", rows, "blocks"),
     )
 
 
@@ -334,52 +324,83 @@ def unsteady_kernels(rows: Iterable[Record]) -> list[str]:
     ]
 
 
-_WORDS = {"uniform": "every step in bf16", "uniform, state in fp32": "state in FP32", "shipped": "as shipped"}
+_TURNS = (
+    ("uniform", "eager", "every step in bf16"),
+    ("uniform, state in fp32 or wider", "eager", "what is carried from block to block in FP32"),
+    ("shipped", "eager", "as shipped"),
+    ("uniform", "uniform", "every step in bf16, of the baseline too"),
+)
+"""(plan, baseline, words): what C2 is about, and what turns it."""
 
 
-def _of(rows: Iterable[Record], sweep: str) -> list[Record]:
-    return [row for row in rows if row["sweep"] == sweep]
+def _of(rows: Iterable[Record], *sweeps: str) -> list[Record]:
+    return [row for row in rows if row["sweep"] in sweeps]
 
 
 def _family(row: Record) -> str:
-    """The plan's name without its format."""
-    return str(row["plan"]).replace(f" {row['format']}", "")
+    return str(COLUMNS["plan"](row))
 
 
 def _baseline(row: Record) -> str:
-    return str(row["baseline"]).replace(f" {row['format']}", "")
+    return str(COLUMNS["baseline"](row))
 
 
-def _is(row: Record, *, inputs: str, length: int, family: str) -> bool:
-    where = (row["inputs"], row["length"], _family(row), _baseline(row))
-    return where == (inputs, length, family, "eager")
+def _settings(
+    rows: Iterable[Record], *, vary: Sequence[str], always: Sequence[str] = ("inputs",), paper: bool = True
+) -> dict[str, list[Record]]:
+    """The records by what they do not share, but for the seed and what the claim varies; each setting with a name.
 
-
-def _unique(rows: Iterable[Record]) -> list[Record]:
-    """One record a seed: two sweeps may have measured the same setting."""
-    return list({row["seed"]: row for row in rows}.values())
-
-
-def _by_inputs(rows: Iterable[Record]) -> list[tuple[str, list[Record]]]:
-    """The records of the paper's setting: every step in one format, the baseline as PyTorch does it."""
-    found: dict[str, list[Record]] = {}
+    `paper`: of the paper's plan and baseline only. Columns that are the same everywhere are not named.
+    """
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    columns = [name for name in COLUMNS if name not in vary]
     for row in rows:
-        if _family(row) == "uniform" and _baseline(row) == "eager":
-            found.setdefault(row["inputs"], []).append(row)
-    return list(found.items())
+        if not paper or (_family(row), _baseline(row)) == ("uniform", "eager"):
+            groups.setdefault(tuple(COLUMNS[name](row) for name in columns), []).append(row)
+    named = [
+        i
+        for i, name in enumerate(columns)
+        if name not in ("plan", "baseline") and (name in always or len({key[i] for key in groups}) > 1)
+    ]
+    words = {"length": "N {}", "causal": "causal {}", "heads": "{} heads", "batch": "batch {}", "dim": "D {}"}
+    return {
+        ", ".join(words.get(columns[i], "{}").format(key[i]) for i in named): group for key, group in groups.items()
+    }
+
+
+def _usual(rows: Iterable[Record]) -> list[Record]:
+    """Of the settings that differ in more than inputs and plan the usual one: N 1024, else the middle, most seeds."""
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    for row in rows:
+        key = tuple(get(row) for name, get in COLUMNS.items() if name not in ("inputs", "plan", "block shape"))
+        groups.setdefault(key, []).append(row)
+    if not groups:
+        return []
+    lengths = sorted({group[0]["length"] for group in groups.values()})
+    length = 1024 if 1024 in lengths else lengths[len(lengths) // 2]
+    return max((g for g in groups.values() if g[0]["length"] == length), key=len)
+
+
+def _by_seed(rows: Iterable[Record]) -> list[Record]:
+    """A record a seed: two sweeps may have measured the same setting, one with more seeds."""
+    return list({row["seed"]: row for row in rows}.values())
 
 
 def _area(row: Record) -> int:
     return int(row["block_rows"] * row["block_columns"])
 
 
-def _slope(rows: list[Record], x: str, y: str, over: str | None = None) -> Estimate | None:
+def _length(row: Record) -> int:
+    return int(row["length"])
+
+
+def _slope(rows: list[Record], x: Callable[[Record], int], y: str, over: str | None = None) -> Estimate | None:
     """The slope of log y against log x by least squares, over the seeds."""
     seeds: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
         value = row[y] / row[over] if over else row[y]
         if value > 0 and math.isfinite(value):
-            seeds.setdefault(row["seed"], []).append((math.log(_area(row) if x == "area" else row[x]), math.log(value)))
+            seeds.setdefault(row["seed"], []).append((math.log(x(row)), math.log(value)))
     slopes = []
     for points in seeds.values():
         middle = math.fsum(a for a, _ in points) / len(points)
@@ -389,37 +410,54 @@ def _slope(rows: list[Record], x: str, y: str, over: str | None = None) -> Estim
     return estimate(slopes)
 
 
+def _within(found: Estimate, bounds: tuple[float, float]) -> Outcome:
+    """Whether the interval lies inside the bounds (yes), outside of them (no), or across."""
+    if bounds[0] <= found.low and found.high <= bounds[1]:
+        return True
+    return False if found.high < bounds[0] or found.low > bounds[1] else None
+
+
+def _flat(slope: Estimate) -> bool:
+    return slope.low >= -FLAT and slope.high <= FLAT
+
+
 def _times(found: Estimate) -> str:
     return f"{found.value:.3g}× [{found.low:.3g}, {found.high:.3g}]"
 
 
-def _judgement(outcomes: Iterable[bool]) -> Verdict:
-    found = list(outcomes)
-    if not found:
-        return "not measured here"
-    return "holds" if all(found) else "holds only when …" if any(found) else "does not hold"
+def _power(found: Estimate) -> str:
+    return f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
 
 
-def _missing(sweep: str) -> str:
-    return f"No records: assay sweep {sweep}."
+def _share(found: Estimate) -> str:
+    return f"{found.value:.0%} [{100 * found.low:.0f}, {100 * found.high:.0f}]"
 
 
-def _names(outcomes: dict[str, bool], wanted: bool) -> str:
-    """ "uniform, bf16" and "uniform, fp16" become "uniform (bf16, fp16)"."""
-    inputs: dict[str, list[str]] = {}
-    for name, holds in outcomes.items():
-        if holds == wanted:
-            first, _, rest = name.partition(", ")
-            inputs.setdefault(first, []).append(rest)
-    return "; ".join(name + (f" ({', '.join(formats)})" if any(formats) else "") for name, formats in inputs.items())
+def _judged(outcomes: dict[str, Outcome], test: str, rows: Sequence[Record], sweep: str) -> _Judgement:
+    """`verdict` and `because` of a claim that is tested once for each setting."""
+    if not rows:
+        return {"verdict": "not measured here", "because": f"No records: assay sweep {sweep}."}
+    if not outcomes:
+        because = "The records have too few seeds for an interval, or lack the plan `uniform` or the baseline `eager`."
+        return {"verdict": "undecided", "because": f"{because} assay sweep {sweep} has all."}
+    found = set(outcomes.values())
+    verdict: Verdict = "undecided"
+    if found == {True}:
+        verdict = "holds"
+    elif True in found:
+        verdict = "holds only when …"
+    elif False in found:
+        verdict = "does not hold"
+    told = [("For", True), ("Not for", False), ("Undecided for", None)]
+    parts = [f"{words} {_names(outcomes, wanted)}." for words, wanted in told if wanted in found and len(found) > 1]
+    return {"verdict": verdict, "because": " ".join([*parts, f"Tested: {test}."])}
 
 
-def _outcome(outcomes: dict[str, bool], test: str, sweep: str) -> _Outcome:
-    """`verdict` and `because` of a claim that is tested once for each kind of inputs (and format)."""
-    judgement = _judgement(outcomes.values())
-    if judgement == "not measured here":
-        return {"verdict": judgement, "because": _missing(sweep)}
-    because = f"Tested: {test}."
-    if judgement == "holds only when …":
-        because = f"For {_names(outcomes, True)}; not for {_names(outcomes, False)}. {because}"
-    return {"verdict": judgement, "because": because}
+def _names(outcomes: dict[str, Outcome], wanted: Outcome) -> str:
+    """Settings, those that begin alike together: "uniform, bf16" and "uniform, fp16" are "uniform, bf16 | fp16"."""
+    ends: dict[str, list[str]] = {}
+    for name, outcome in outcomes.items():
+        if outcome is wanted:
+            first, _, last = name.rpartition(", ")
+            ends.setdefault(first, []).append(last)
+    return "; ".join(f"{first}{', ' if first else ''}{' | '.join(last)}" for first, last in ends.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -39,8 +40,8 @@ def student_t95(freedom: int) -> float:
 def estimate(values: Iterable[float]) -> Estimate | None:
     """The arithmetic mean and its interval; None with fewer than two values or any that is not finite."""
     found = list(values)
-    if len(found) < 2 or not all(map(math.isfinite, found)):
-        return None
+    if len(found) < 2 or not all(math.isfinite(x) and abs(x) < 1e150 for x in found):
+        return None  # the squares of larger ones overflow
     mean, half = _mean_and_half(found)
     return Estimate(mean, mean - half, mean + half, len(found))
 
@@ -56,6 +57,8 @@ def estimate_size(values: Iterable[float]) -> Estimate | None:
     if min(found) == 0:
         return estimate(found)
     mean, half = _mean_and_half([math.log(x) for x in found])
+    if mean + half > math.log(sys.float_info.max):
+        return None  # an interval without an end
     return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(found))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from assay.report.attribution import Attribution
 from assay.report.charts import Chart, Variant
@@ -17,7 +17,7 @@ def markdown(content: Content) -> str:
     """The whole report as text."""
     parts = ["# Is Flash Attention stable?", text(content.asked), f"**{text(content.verdict)}**"]
     if content.claims:
-        parts += ["## The paper's claims", _claims(content.claims)]
+        parts += ["## The paper's claims", _claims(content.claims, {c.anchor: c.title for c in content.all_charts()})]
     shares = attribution_figure(content.attributions)
     if shares is not None:
         parts += ["## Which step owns the deviation", text(shares.caption)]
@@ -45,15 +45,27 @@ def text(value: str) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *([text(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(map(_line, lines))
 
 
-def _claims(claims: Sequence[Claim]) -> str:
-    rows = [
-        (f"{c.number} ({c.figure})" if c.figure else c.number, c.text, c.paper, "; ".join(c.ours), c.verdict, c.because)
-        for c in claims
-    ]
-    return _table(("claim", "the paper says", "paper", "here", "verdict", "because"), rows)
+def _claims(claims: Sequence[Claim], titles: Mapping[str, str]) -> str:
+    heads = ("claim", "the paper says", "paper", "here", "verdict", "because")
+    lines = [_line(heads), _line(["---"] * len(heads))]
+    for c in claims:
+        link = f" [The chart](#{_slug(titles[c.anchor])})." if c.anchor in titles else ""
+        number = f"{c.number} ({c.figure})" if c.figure else c.number
+        cells = [text(cell) for cell in (number, c.text, c.paper, "; ".join(c.ours), c.verdict, c.because)]
+        lines.append(_line([*cells[:-1], cells[-1] + link]))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _slug(heading: str) -> str:
+    """The anchor that GitHub and others give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _attribution(found: Attribution, chart: Chart, variant: Variant) -> list[str]:

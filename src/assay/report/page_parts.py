@@ -14,6 +14,7 @@ _LOOK = {
     "holds": ("good", "✓"),
     "holds only when …": ("partly", "◐"),
     "does not hold": ("bad", "✗"),
+    "undecided": ("partly", "?"),
     "not measured here": ("none", "–"),
 }
 _MOST = 3
@@ -25,7 +26,7 @@ def claims_section(claims: Sequence[Claim], anchors: Collection[str]) -> str:
     """The table of claims. Roles are written out, because on a narrow screen its rows become cards."""
     heads = "".join(f'<th role="columnheader" scope="col">{head}</th>' for head in _HEADS)
     rows = "".join(_claim(claim, anchors) for claim in claims)
-    counts = Counter[str](claim.verdict for claim in claims)
+    counts = Counter[str](claim.verdict for claim in claims if claim.number != "null")
     told = "; ".join(f"{counts[verdict]} {_of(verdict, counts[verdict])}" for verdict in _LOOK if counts[verdict])
     return f"""<div class="scroll claims-box"><table class="claims" role="table">
 <caption>What the paper claims and what the records here say: {escape(told)}.</caption>

@@ -38,10 +38,6 @@ def headline(found: Attribution) -> tuple[str, str, str]:
     lead = f"{_called(first)} {verb} {percent(first.owns)} of the mean square error"
     named = [step for step in others if step.owns.value >= 0.05][:3]
     told = "".join(f"; {_called(step)} {percent(step.owns)}" for step in named)
-    rest = sum(step.owns.value for step in others if step not in named)
-    if left := len(others) - len(named):
-        told += f"; the other {left} steps together" if left > 1 else "; the other step"
-        told += f" {whole(rest)}%"
     return start, lead, f"{told}."
 
 

@@ -27,16 +27,18 @@ class Table(NamedTuple):
 def summarize(rows: Sequence[Record]) -> list[Table]:
     """The records of one sweep: max error of both against golden, their ratio, and what is between them.
 
-    Where more settings vary than a terminal of 80 columns shows, a table for each kind of inputs or each kernel.
+    Where more settings vary than a terminal of 80 columns shows, a table for each kind of inputs, kernel or baseline.
     """
     grouped: dict[tuple[str, ...], list[Record]] = {}
     for row in rows:
         grouped.setdefault(tuple(_setting(row, name) for name in _SETTINGS), []).append(row)
     varying = [i for i in range(len(_SETTINGS)) if len({key[i] for key in grouped}) > 1]
-    if len(varying) > 3 and _SETTINGS[varying[0]] in ("inputs", "variant"):
-        split = _SETTINGS[varying[0]]
-        kinds = dict.fromkeys(row[split] for row in rows)
-        return [table for kind in kinds for table in summarize([row for row in rows if row[split] == kind])]
+    splits = [i for i in varying if _SETTINGS[i] in ("inputs", "variant", "baseline")]
+    if len(varying) > 2 and splits:
+        kinds: dict[str, list[Record]] = {}
+        for row in rows:
+            kinds.setdefault(_setting(row, _SETTINGS[splits[0]]), []).append(row)
+        return [table for group in kinds.values() for table in summarize(group)]
     fixed = [
         f"{_HEADINGS.get(name, name)} {value}"
         for i, (name, value) in enumerate(zip(_SETTINGS, next(iter(grouped)), strict=True))
@@ -64,10 +66,10 @@ def ratio(rows: Iterable[Record], figure: str = "max") -> Estimate | None:
 
 def _figures(group: Sequence[Record]) -> tuple[str, ...]:
     return (
-        _short(estimate_size(row["error_max"] for row in group)),
-        _short(estimate_size(row["baseline_error_max"] for row in group)),
+        _size([row["error_max"] for row in group]),
+        _size([row["baseline_error_max"] for row in group]),
         _with_interval(ratio(group)),
-        _short(estimate_size(row["difference_max"] for row in group)),
+        _size([row["difference_max"] for row in group]),
     )
 
 
@@ -84,8 +86,15 @@ def _setting(row: Record, name: str) -> str:
     return "-" if row[name] is None else str(row[name])
 
 
-def _short(found: Estimate | None) -> str:
-    return "overflow" if found is None else f"{found.value:.1e}"
+def _size(values: Sequence[float]) -> str:
+    """With half its interval in percent; without one only why."""
+    if not all(map(math.isfinite, values)):
+        return "overflow"
+    found = estimate_size(values)
+    if found is None:
+        return "1 seed"
+    half = 100 * (found.high / found.value - 1) if found.value else 0.0
+    return f"{found.value:.1e} ±{half:.0f}%"
 
 
 def _with_interval(found: Estimate | None) -> str:

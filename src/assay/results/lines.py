@@ -15,6 +15,11 @@ def records_of(folder: Path, ids: Iterable[str]) -> list[Record]:
     return [found[key] for key in wanted if key in found]
 
 
+def all_records(folder: Path) -> list[Record]:
+    """Every record of the folder, once."""
+    return list({record["id"]: record for record in _whole_records(folder)}.values())
+
+
 def _whole_records(folder: Path) -> Iterator[Record]:
     for path in sorted(folder.glob("*.jsonl")):
         with path.open(encoding="utf-8", errors="replace") as file:

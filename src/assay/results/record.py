@@ -41,7 +41,8 @@ COORDINATES: dict[str, type] = {
     "distribution": str,  # the same in words
     "batch": int,
     "heads": int,
-    "length": int,
+    "length": int,  # of the queries
+    "keys": int,  # the length of the keys and values
     "dim": int,
     "causal": bool,
     "seed": int,
@@ -52,8 +53,9 @@ COORDINATES: dict[str, type] = {
     "block_shape": str,  # "paper", "swapped", "square", "given"
     "options": str,  # further options of the call as JSON, "{}" for none
     "baseline": str,  # name of the plan of the baseline that the variant is compared with
-    # The sweep `steps` only. role: "high" and "low" (all steps), "lower" and "raise" (one step changed), "path"
-    # (the first `position` steps of a random order raised; `step` is the last of them).
+    # The sweep `steps` only. ladder: the two plans that it goes between. role: "high" and "low" (all steps), "lower"
+    # and "raise" (one step changed), "path" (the first `position` steps of a random order raised, `step` the last).
+    "ladder": str,
     "role": str,
     "step": str,
     "path": int,

@@ -6,19 +6,21 @@ import difflib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from assay.cases.attention.blocks import Block, block_from_sram, check_block, square, swapped
-from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, captured_shape, check_inputs
+from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, captured, check_inputs
 from assay.cases.attention.kernels import available_kernels
 from assay.cases.attention.plan import FORWARD_STEPS, Plan
 from assay.formats.catalog import get
 from assay.sweeps.measure import TENSORS
 from assay.sweeps.plans import high_format, named_plan
-from assay.sweeps.point import Point
+from assay.sweeps.point import FLASH, Point
 
 STEPS = tuple(step for step in FORWARD_STEPS if step not in ("inputs", "accumulator"))
 """What the sweep `steps` lowers and raises. Inputs are rounded before golden sees them, so they cause no error here;
@@ -82,14 +84,16 @@ class Sweep:
         """Every point of the grid, those that share their inputs side by side."""
         found: list[Point] = []
         for inputs in self.inputs:
-            settings, seeds = self, self.seeds
+            settings, seeds, keys = self, self.seeds, None
             if inputs.startswith(FROM_FILE):
-                heads, (_, _, length, dim) = captured_shape(Path(inputs.removeprefix(FROM_FILE)))
+                heads, (_, _, length, dim), keys = captured(Path(inputs.removeprefix(FROM_FILE)))
                 settings = replace(self, batch=1, heads=1, length=length, lengths=(length,), dim=dim)
                 seeds = min(seeds, heads)
             for seed in range(seeds):
-                found.extend(SWEEPS[self.name].points(settings, inputs, seed, device))
-        return found
+                points = SWEEPS[self.name].points(settings, inputs, seed, device)
+                found.extend(replace(point, keys=keys) for point in points)
+        # Kernels mask from the top left where lengths differ, we from the bottom right: not the same thing.
+        return [p for p in found if p.variant == FLASH or not p.causal or p.keys in (None, p.shape[2])]
 
     @property
     def tile(self) -> Block:
@@ -126,7 +130,7 @@ def _plain(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]
 
 def _over_lengths(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
     for length in sweep.lengths:
-        yield from _plain(replace(sweep, length=length, block=sweep.tile), inputs, seed, device)
+        yield from _plain(replace(sweep, length=length), inputs, seed, device)
 
 
 def _over_blocks(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
@@ -145,21 +149,20 @@ def _over_steps(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[P
 
     The second order is the first one backwards: what depends on the order cancels sooner.
     """
-    for format in sweep.formats:
+    for format, family in product(sweep.formats, sweep.plans):
         above = high_format(format)
-        low = Plan.uniform(format)
+        low = named_plan(family, format)
         high = low.replace(**dict.fromkeys(STEPS, above), accumulator=named_plan("shipped", above).row_sum)
-        low = low.replace(accumulator=high.accumulator, name=f"all steps in {get(format)}")
+        low = low.replace(accumulator=high.accumulator, name=low.name)
         high = high.replace(name=f"all steps in {above}")
+        ladder = f"{low.name} → {high.name}"
         for baseline in sweep.baselines:
-
-            def at(plan: Plan, name: str, format: str = format, baseline: str = baseline, **role: Any) -> Point:
-                return _point(sweep, inputs, seed, format, plan.replace(name=name), baseline, **role)
-
+            at = partial(_rung, sweep, inputs, seed, format, baseline, ladder)
             yield at(low, low.name, role="low")
             yield at(high, high.name, role="high")
             for step in STEPS:
-                yield at(high.replace(**{step: format}), f"{high.name} but {step}", role="lower", step=step)
+                lowered = high.replace(**{step: getattr(low, step)})
+                yield at(lowered, f"{high.name} but {step}", role="lower", step=step)
                 yield at(low.replace(**{step: above}), f"{low.name} but {step}", role="raise", step=step)
             forwards = list(STEPS)
             random.Random(seed).shuffle(forwards)
@@ -169,6 +172,12 @@ def _over_steps(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[P
                     plan = plan.replace(**{step: above})
                     name = f"{low.name}, {position} raised"
                     yield at(plan, name, role="path", step=step, path=path, position=position)
+
+
+def _rung(
+    sweep: Sweep, inputs: str, seed: int, format: str, baseline: str, ladder: str, plan: Plan, name: str, **role: Any
+) -> Point:
+    return _point(sweep, inputs, seed, format, plan.replace(name=name), baseline, ladder=ladder, **role)
 
 
 def _over_kernels(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
@@ -192,6 +201,8 @@ class _Kind:
     """(sweep, inputs, seed, device) → points."""
     defaults: dict[str, Any]
     """What differs from the defaults of `Sweep`."""
+    ignores: tuple[str, ...] = ("lengths", "srams")
+    """Fields that mean nothing to it."""
 
 
 SWEEPS = {
@@ -207,18 +218,21 @@ SWEEPS = {
         "What does the sequence length do at a fixed tile? (Figure 5)",
         _over_lengths,
         {"baselines": ("eager", "uniform")},
+        ignores=("length", "srams"),
     ),
     "blocks": _Kind(
         "What do the size and the shape of a block do? (Figure 6)",
         _over_blocks,
         {"formats": ("bf16", "fp16", "fp32", "fp64"), "plans": ("uniform",)},
+        ignores=("lengths", "sram", "block"),
     ),
-    "steps": _Kind("Which steps own the deviation?", _over_steps, {}),
+    "steps": _Kind("Which steps own the deviation?", _over_steps, {"plans": ("uniform",)}),
     "inputs": _Kind("What do the inputs do?", _plain, {"inputs": tuple(DISTRIBUTIONS)}),
     "kernels": _Kind(
         "How far are the real kernels of this machine from golden, forward and backward?",
         _over_kernels,
         {"formats": ("bf16", "fp16", "fp32"), "inputs": ("normal",)},
+        ignores=("lengths", "srams", "sram", "block", "order", "plans", "causal"),
     ),
 }
 
@@ -232,4 +246,7 @@ def default_sweep(name: str, **changes: Any) -> Sweep:
     if unknown:
         raise ValueError(f"A sweep has no {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
     given = {field: value for field, value in changes.items() if value is not None}
+    useless = [field for field in given if field in SWEEPS[name].ignores]
+    if useless:
+        raise ValueError(f"The sweep {name} has no use for {', '.join(useless)}. Leave that out.")
     return Sweep(name=name, **SWEEPS[name].defaults | given)

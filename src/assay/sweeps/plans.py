@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from assay.cases.attention.plan import Plan
+from assay.cases.attention.plan import STEPS, Plan
 from assay.formats.catalog import FP32, get
+from assay.formats.spec import Format
 
 _STATE = ("row_sum", "rescale", "output_accumulator", "normalization")
 
@@ -38,11 +39,15 @@ def named_plan(text: str, format: str) -> Plan:
     plan = FAMILIES[family](format)
     if not changes:
         return plan
-    steps = {}
+    steps: dict[str, Format | str | int | None] = {}
     for change in changes:
         step, equals, value = (part.strip() for part in change.partition("="))
         if not equals or not value:
             raise ValueError(f"A change of a plan is written step=format, got {change!r}. For example row_sum=fp32.")
+        if step not in STEPS:
+            near = difflib.get_close_matches(step, STEPS, n=3, cutoff=0.4)
+            hint = f"Did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(f"Unknown step {step!r}. {hint}The steps are: {', '.join(STEPS)}.")
         steps[step] = value
     return plan.replace(**steps)
 

@@ -36,6 +36,9 @@ class Point:
     block_shape: str | None = "given"
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of `tiled_attention`."""
+    keys: int | None = None
+    """The length of the keys; None: that of the queries."""
+    ladder: str | None = None
     role: str | None = None
     step: str | None = None
     path: int | None = None
@@ -61,6 +64,7 @@ class Point:
             "batch": batch,
             "heads": heads,
             "length": length,
+            "keys": self.keys or length,
             "dim": dim,
             "causal": self.causal,
             "seed": self.seed,
@@ -71,6 +75,7 @@ class Point:
             "block_shape": self.block_shape,
             "options": json.dumps(self.options, sort_keys=True),
             "baseline": self.baseline.name,
+            "ladder": self.ladder,
             "role": self.role,
             "step": self.step,
             "path": self.path,

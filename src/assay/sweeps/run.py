@@ -27,9 +27,13 @@ class _Task:
 
 
 def run_points(
-    points: Sequence[Point], folder: Path, device: str, jobs: int = 1, progress: Callable[[int], None] = lambda n: None
+    points: Sequence[Point],
+    folder: Path,
+    device: str,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-    """Measure what `folder` lacks of `points`; calls `progress` with the number there. Returns the ids of all.
+    """Measure what `folder` lacks of `points`; tells `progress` how many of how many are there. The ids of all.
 
     Each point is written when it is measured, so that whoever stops this, by Ctrl-C or kill -9, loses the point in
     flight and no other. Another process may work on the same points in the same folder: groups are claimed.
@@ -42,7 +46,7 @@ def run_points(
 
         def tell(found: Iterable[str]) -> None:
             missing.difference_update(found)
-            progress(total - len(missing))
+            progress(total - len(missing), total)
 
         tell(())
         tasks = _tasks(zip(points, ids, strict=True), store.done, folder, device)

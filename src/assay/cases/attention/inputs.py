@@ -125,10 +125,20 @@ def draw_inputs(name: str, shape: Shape, seed: int) -> Inputs:
     return Inputs(q, k, v, _normal((*q.shape[:3], v.shape[3]), generator))
 
 
-def captured_shape(path: Path) -> tuple[int, Shape]:
-    """(heads in the file, the shape of one of them) of a safetensors file with q, k and v."""
-    q, _, _ = _load(path)
-    return q.shape[0] * q.shape[1], (1, 1, q.shape[2], q.shape[3])
+class Captured(NamedTuple):
+    """What a safetensors file with q, k and v holds."""
+
+    heads: int
+    """Query heads of all batch entries."""
+    shape: Shape
+    """Of the queries of one head."""
+    keys: int
+
+
+def captured(path: Path) -> Captured:
+    """Look at a file of captured inputs; a ValueError says what is wrong with it."""
+    q, k, _ = _load(path)
+    return Captured(q.shape[0] * q.shape[1], (1, 1, q.shape[2], q.shape[3]), k.shape[2])
 
 
 def _one_head(path: Path, head: int) -> Three:
@@ -157,9 +167,15 @@ def _load(path: Path) -> Three:
     if missing:
         raise ValueError(f"{path} must have tensors q, k and v; it has {', '.join(found) or 'none'}.")
     q, k, v = found["q"], found["k"], found["v"]
-    if not all(x.dim() == 4 and x.is_floating_point() and x.numel() for x in (q, k, v)) or q.shape[1] % k.shape[1]:
+    shapes = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (q, k, v))
+    if not all(x.dim() == 4 and x.is_floating_point() and x.numel() for x in (q, k, v)):
+        raise ValueError(f"q, k and v in {path} must be float of shape (batch, heads, length, dim), got {shapes}.")
+    fits = k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
+    if not fits or q.shape[1] % k.shape[1]:
         raise ValueError(
-            f"q, k and v in {path} must be float of shape (batch, heads, length, dim), with key heads that divide the "
-            f"query heads; got {', '.join(f'{x.dtype} {tuple(x.shape)}' for x in (q, k, v))}."
+            f"q, k and v in {path} must share the batch, k and v their heads and length, q and k their dim, and the "
+            f"key heads must divide the query heads; got {shapes}."
         )
+    if not all(bool(x.isfinite().all()) for x in (q, k, v)):
+        raise ValueError(f"q, k and v in {path} must be finite, but there are NaN or infinities among them.")
     return q, k, v
