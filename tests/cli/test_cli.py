@@ -51,7 +51,7 @@ def test_validate_matches_the_cpu_kernel_within_two_percent(tmp_path: Path) -> N
         assert row["matches"]
         assert sum(row["ulp_shares"]) == pytest.approx(1.0)
         assert row["bit_equal"] > 0.5
-        if row["part"] == "output":  # with the plain shipped plan too
+        if row["part"] == "output" and "flash" in row["kernel"]:  # with the plain shipped plan too
             assert abs(row["shipped_rmse"] / row["kernel_rmse"] - 1) <= 0.02
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert list(page.parent.iterdir()) == [page]

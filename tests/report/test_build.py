@@ -37,7 +37,7 @@ def test_report(tmp_path: Path) -> None:
     assert found.stat().st_size < 6_000_000
     assert found.stat().st_mode & 0o777 == 0o644
     said = (folder / "report.md").read_text(encoding="utf-8")
-    assert "| C1 (Fig 3) | It falls. | falls | a \\| b; c | holds | It does. |" in said
+    assert "| C1 (Fig 3) | It falls. | falls | a \\| b; c | holds | It does. [The chart](#figure-3-" in said
     assert "| output\\_accumulator | 61% \\[59, 63\\] | 10% \\[8, 12\\] | 5% \\[3, 7\\] | 5 |" in said
     assert "**the running output owns 61% \\[59, 63\\] of the mean square error**" in said
     assert "| bf16 | flash | 8.49 | \\[4.02, 17.9\\] | 2 |" in said  # the geometric mean of 8 and 9

@@ -46,15 +46,16 @@ def paper() -> Study:
 
 def full() -> Study:
     """Everything, at the sizes of a GPU."""
-    size = {"heads": 16, "length": 4096, "dim": 128, "sram": 4 * 128 * 128}
+    size = {"heads": 16, "length": 4096, "dim": 128}
+    tiled = {**size, "sram": 4 * 128 * 128}
     return Study(
         asked=_ASKED,
         sweeps=(
-            default_sweep("precision", seeds=10, **size),
+            default_sweep("precision", seeds=10, **tiled),
             default_sweep("length", lengths=(512, 1024, 2048, 4096, 8192, 16_384), seeds=10, heads=4),
             default_sweep("blocks", seeds=10, heads=4, length=4096),
             default_sweep("steps", seeds=10, formats=("bf16", "fp16", "fp8_e5m2"), heads=4, length=4096),
-            default_sweep("inputs", seeds=10, formats=("bf16", "fp16"), **size),
+            default_sweep("inputs", seeds=10, formats=("bf16", "fp16"), **tiled),
             default_sweep("kernels", seeds=10, **size),
         ),
     )
