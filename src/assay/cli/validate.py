@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from assay.cli.messages import progress_bar, refusing
 
 if TYPE_CHECKING:
     from assay.cases.attention.validate import Agreement
@@ -33,28 +33,23 @@ def validate(
 
     Exits with 1 if an emulation's RMSE against golden is not within 2% of its kernel's.
     """
+    import torch
+
+    from assay.cases.attention.kernels import available_kernels
     from assay.cases.attention.validate import validate as run
     from assay.cli.devices import find_device
 
-    console = Console(stderr=True)
     if html is not None:
-        _check_writable(html, console)
+        _check_writable(html)
     rows: list[Agreement] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
-        task = progress.add_task("golden, kernel and emulation", total=None)
-        try:
-            for row in run(
-                device=find_device(device),
-                formats=tuple(dict.fromkeys(name.strip() for name in formats.split(","))),
-                shape=(batch, heads, length, dim),
-                seed=seed,
-            ):
-                rows.append(row)
-                progress.update(task, description=f"{row.kernel}, {row.format}, {row.part}")
-        except (ValueError, RuntimeError) as error:
-            console.print(f"[bold red]assay validate:[/] {escape(str(error))}", soft_wrap=True)
-            raise typer.Exit(2) from None
+    names = tuple(dict.fromkeys(name.strip() for name in formats.split(",")))
+    with refusing("validate", ValueError, MemoryError, RuntimeError), progress_bar() as progress:
+        place = find_device(device)
+        total = len(available_kernels(torch.device(place))) * len(names) * 2 * 4  # full and causal, four tensors
+        task = progress.add_task("golden, kernel and emulation", total=total)
+        for row in run(device=place, formats=names, shape=(batch, heads, length, dim), seed=seed):
+            rows.append(row)
+            progress.update(task, advance=1, description=f"{row.kernel}, {row.format}, {row.part}")
     if as_json:
         typer.echo(json.dumps([row.as_dict() for row in rows]))
     else:
@@ -69,17 +64,17 @@ def validate(
         raise typer.Exit(1)
 
 
-def _check_writable(path: Path, console: Console) -> None:
+def _check_writable(path: Path) -> None:
     """Refuse a page that cannot be written before anything is measured."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder; name a file in it, e.g. {path / 'index.html'}")
-        with tempfile.NamedTemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        console.print(f"[bold red]assay validate:[/] the page cannot be written: {escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(2) from None
+    with refusing("validate", OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(f"{path} is a folder; name a file in it, e.g. {path / 'index.html'}")
+            with tempfile.NamedTemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise OSError(f"the page cannot be written: {error}.") from None
 
 
 def _print(rows: list[Agreement]) -> None:

@@ -33,8 +33,10 @@ def summarize(rows: Sequence[Record]) -> list[Table]:
     for row in rows:
         grouped.setdefault(tuple(_setting(row, name) for name in _SETTINGS), []).append(row)
     varying = [i for i in range(len(_SETTINGS)) if len({key[i] for key in grouped}) > 1]
-    splits = [i for i in varying if _SETTINGS[i] in ("inputs", "variant", "baseline")]
-    if len(varying) > 2 and splits:
+    splits = [i for i in varying if _SETTINGS[i] == "baseline"]
+    if len(varying) > 2:
+        splits += [i for i in varying if _SETTINGS[i] in ("inputs", "variant")]
+    if splits:
         kinds: dict[str, list[Record]] = {}
         for row in rows:
             kinds.setdefault(_setting(row, _SETTINGS[splits[0]]), []).append(row)
@@ -48,9 +50,10 @@ def summarize(rows: Sequence[Record]) -> list[Table]:
     shape = f"batch {first['batch']}, heads {first['heads']}, dim {first['dim']}"
     headings = tuple(_HEADINGS.get(_SETTINGS[i], _SETTINGS[i]) for i in varying)
     seeds = min(len(group) for group in grouped.values())
+    told = f"{', '.join(fixed)}; {shape}, {first['device']}. Largest errors, 95%, {seeds} seeds."
     return [
         Table(
-            title=f"{first['sweep']}: {', '.join(fixed)}; {shape}, {first['device']}, {seeds} seeds. Largest errors.",
+            title=f"{first['sweep']}: {told}",
             columns=(*headings, "error", "base err", "ratio", "between"),
             rows=tuple((*(key[i] for i in varying), *_figures(group)) for key, group in grouped.items()),
             settings=len(varying),
@@ -93,9 +96,13 @@ def _size(values: Sequence[float]) -> str:
     found = estimate_size(values)
     if found is None:
         return "1 seed"
-    half = 100 * (found.high / found.value - 1) if found.value else 0.0
-    return f"{found.value:.1e} ±{half:.0f}%"
+    return f"{found.value:.1e} {_half(found)}"
 
 
 def _with_interval(found: Estimate | None) -> str:
-    return "-" if found is None else f"{found.value:.2g} [{found.low:.2g}, {found.high:.2g}]"
+    return "-" if found is None else f"{found.value:.3g}× {_half(found)}"
+
+
+def _half(found: Estimate) -> str:
+    """Half the interval in percent, upwards: of a geometric mean that half is the larger one."""
+    return f"±{100 * (found.high / found.value - 1) if found.value else 0.0:.0f}%"
