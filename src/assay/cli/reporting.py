@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -57,10 +56,9 @@ def _is_there(package: str) -> bool:
 
 def remember(folder: Path, *, asked: str, command: str) -> None:
     """Keep what was asked beside the records, so that the page says it whenever it is made."""
-    path = folder / _ASKED
-    temporary = folder / f".{_ASKED}.{os.getpid()}"
-    temporary.write_text(json.dumps({"asked": asked, "command": command}, ensure_ascii=False), encoding="utf-8")
-    os.replace(temporary, path)
+    from assay.report.files import write_whole
+
+    write_whole(folder / _ASKED, json.dumps({"asked": asked, "command": command}, ensure_ascii=False).encode())
 
 
 def _remembered(folder: Path) -> tuple[str, str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from assay.report.attribution import Attribution
 from assay.report.claims import Claim
 from assay.report.content import content
+from assay.report.files import write_whole
 from assay.report.markdown import markdown
 from assay.report.page import page
 from assay.report.shares import attribution_figure
@@ -45,20 +44,7 @@ def write_report(
     total = 2 * sum(len(chart.variants) for chart in charts)
     for done, (name, image) in enumerate(static_figures(charts)):
         progress(done, total)
-        _write(folder / "figures" / name, image)
-    _write(folder / "report.md", text.encode())
-    _write(folder / "index.html", html.encode())
+        write_whole(folder / "figures" / name, image)
+    write_whole(folder / "report.md", text.encode())
+    write_whole(folder / "index.html", html.encode())
     return folder / "index.html"
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

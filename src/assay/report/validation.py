@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from assay.report.files import write_whole
 
 Row = Mapping[str, Any]
 
@@ -29,16 +29,7 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     """Write the page to `path`, whole or not at all."""
     if not rows:
         raise ValueError("A validation page needs at least one row; this machine ran no kernel.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".html")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page(rows))
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_whole(path, page(rows).encode())
 
 
 def page(rows: Sequence[Row]) -> str:
