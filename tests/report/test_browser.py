@@ -266,3 +266,14 @@ def test_hostile_text_is_only_text(browser: Browser, tmp_path: Path, text: str) 
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     label = str(browser.run("document.querySelector('#kernels .xaxislayer-above').textContent"))
     assert label == f"kernel {text}"[:11] + "…"
+
+
+def test_a_chart_without_a_point_says_why_and_shows_no_axes(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "index.html"
+    rows = [row(seed=0, difference_max=1.0, error_max=1.0, baseline_error_max=1.0)]
+    path.write_text(page(content(rows, [claim()], [], asked="Why?", verdict="Because.")), encoding="utf-8")
+    browser.screen(1280)
+    browser.open(path)
+    assert browser.complaints() == []
+    assert browser.run("getComputedStyle(document.querySelector('#figure-3 .plot')).display") == "none"
+    assert "bf16" in str(browser.run("document.querySelector('#figure-3 .notes').textContent"))

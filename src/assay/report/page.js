@@ -183,7 +183,9 @@
     state.plot.setAttribute("aria-label", `${chart.title}. ${[...variant.choices, `${variant.series.length} series`].join(", ")}. The data table follows.`);
     legend(state);
     table(state);
-    return draw(state);
+    // Without a point there is nothing to see: the notes say why. Drawn all the same, since Plotly must not measure a hidden box.
+    state.plot.hidden = false;
+    return draw(state).then(() => { state.plot.hidden = !variant.series.some((series) => series.y.length); });
   }
 
   // Not every combination was measured: keep the choice just made, and of the others as many as there are.
