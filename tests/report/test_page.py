@@ -183,10 +183,7 @@ def test_no_text_breaks_out_of_the_page(text: str) -> None:
     assert found.skeleton() == plain.skeleton()
     assert len(found.scripts) == 3
     data = json.loads(found.scripts[0])
-    assert (
-        any(f"kernel {text}" in str(chart["categories"]) or text in str(chart) for chart in data)
-        or not text.isprintable()
-    )
+    assert any(f"kernel {text}" in (chart["categories"] or ()) for chart in data)
     assert found.scripts[1:] == plain.scripts[1:]
 
 

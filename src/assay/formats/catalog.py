@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from types import MappingProxyType
 
+from assay._suggest import did_you_mean
 from assay.formats.spec import Format
 
 FP64 = Format(exponent=11, mantissa=52, name="fp64")
@@ -39,8 +39,7 @@ def get(name: str | Format) -> Format:
         return NAMED[name]
     if match := _EXMY.fullmatch(name):
         return Format(exponent=int(match[1]), mantissa=int(match[2]))
-    near = difflib.get_close_matches(name.lower(), NAMED, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    hint = did_you_mean(name.lower(), NAMED)
     raise ValueError(
         f"Unknown format {name!r}. {hint}Known: {', '.join(NAMED)}, or any eXmY such as e8m13, "
         "or build one with assay.Format(exponent=..., mantissa=...)."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay._suggest import did_you_mean
 from assay.sweeps.grid import Sweep
 
 
@@ -32,8 +32,7 @@ def find_study(name: str) -> Study:
     if ".py" in name:
         return _from_file(name)
     if name not in attention.RECIPES:
-        near = difflib.get_close_matches(name, attention.RECIPES, n=3, cutoff=0.4)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = did_you_mean(name, attention.RECIPES)
         raise ValueError(
             f"Unknown recipe {name!r}. {hint}There are: {', '.join(attention.RECIPES)}; or a file of yours, "
             "my_file.py:function."

@@ -9,27 +9,32 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from assay.report.attribution import attribute
-from assay.report.choices import COLUMNS, latest
-from assay.report.estimates import Estimate, estimate, estimate_size
+from assay.report.choices import latest
+from assay.report.estimates import Estimate, estimate_size
+from assay.report.judgement import Outcome, Verdict, is_flat, judged, power, share, times, within
+from assay.report.settings import (
+    area_of,
+    baseline_of,
+    by_setting,
+    family_of,
+    length_of,
+    one_a_seed,
+    slope_over_seeds,
+    usual_setting,
+)
 from assay.report.summary import ratio
 from assay.results.record import Record
-
-Verdict = Literal["holds", "holds only when …", "does not hold", "undecided", "not measured here"]
-Outcome = bool | None
-"""Yes, no, or undecided."""
 
 ABOUT_TEN = (5.0, 20.0)
 """What counts as "roughly an order of magnitude": within a factor of two of 10."""
 NO_CHANGE = (0.9, 1.1)
 """What counts as no change of a deviation."""
-FLAT = 0.05
-"""A slope, log against log, that counts as none: 16 times the area move the deviation by 15%."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +58,6 @@ class Claim:
     """The id of the chart in the page that shows it; "" where there is none."""
 
 
-class _Judgement(TypedDict):
-    verdict: Verdict
-    because: str
-
-
 def judge(rows: Sequence[Record]) -> list[Claim]:
     """Every claim, in the paper's order."""
     flash = latest([row for row in rows if row["variant"] == "flash"])
@@ -78,17 +78,17 @@ def verdict(rows: Sequence[Record]) -> str:
     near = latest(
         [row for row in rows if row["variant"] == "flash" and row["sweep"] in ("precision", "inputs", "length")]
     )
-    near = [row for row in near if _baseline(row) == "eager"]
+    near = [row for row in near if baseline_of(row) == "eager"]
     formats = [row["format"] for row in near]
     fmt = "bf16" if "bf16" in formats else next(iter(formats), "")
-    near = _usual(row for row in near if row["format"] == fmt)
+    near = usual_setting(row for row in near if row["format"] == fmt)
     parts: list[str] = []
     for inputs in sorted(dict.fromkeys(row["inputs"] for row in near), key=lambda i: (i != "uniform", i != "normal")):
-        found = ratio(_by_seed(r for r in near if r["inputs"] == inputs and _family(r) == "uniform"))
+        found = ratio(one_a_seed(r for r in near if r["inputs"] == inputs and family_of(r) == "uniform"))
         if found is not None and len(parts) < 2:
-            kept = ratio(_by_seed(r for r in near if r["inputs"] == inputs and _family(r) == "shipped"))
-            shipped = "" if kept is None else f" ({_times(kept)} with the FP32 state of shipped kernels)"
-            parts.append(f"{_times(found)}{shipped} on {inputs} inputs")
+            kept = ratio(one_a_seed(r for r in near if r["inputs"] == inputs and family_of(r) == "shipped"))
+            shipped = "" if kept is None else f" ({times(kept)} with the FP32 state of shipped kernels)"
+            parts.append(f"{times(found)}{shipped} on {inputs} inputs")
     sentences = []
     if parts:
         sentences.append(
@@ -97,7 +97,7 @@ def verdict(rows: Sequence[Record]) -> str:
         )
     owners = sorted(attribute(rows), key=lambda a: (a.inputs != "uniform", a.format != "bf16"))
     if owners:
-        first, second = (f"{s.step} {_share(s.owns)}" for s in owners[0].steps[:2])
+        first, second = (f"{s.step} {share(s.owns)}" for s in owners[0].steps[:2])
         sentences.append(
             f"Of the mean square error in {owners[0].format} ({owners[0].inputs} inputs) {first} and {second} own most."
         )
@@ -108,7 +108,7 @@ def _falls_with_mantissa(rows: list[Record]) -> Claim:
     order = ("bf16", "fp16", "fp32", "fp64")
     lines: list[str] = []
     outcomes: dict[str, Outcome] = {}
-    for name, group in _settings(rows, vary=("format",)).items():
+    for name, group in by_setting(rows, vary=("format",)).items():
         formats = {f: {r["seed"]: r["difference_max"] for r in group if r["format"] == f} for f in order}
         sizes = {f: v for f in order if (v := estimate_size(formats[f].values())) is not None}
         steps = [
@@ -135,7 +135,7 @@ def _falls_with_mantissa(rows: list[Record]) -> Claim:
         paper="falls at every step",
         ours=tuple(lines),
         anchor="figure-3",
-        **_judged(
+        **judged(
             outcomes, "each format over the one before, seed by seed, lies below 1, for all four", rows, "precision"
         ),
     )
@@ -147,20 +147,22 @@ def _ten_times(rows: list[Record]) -> Claim:
     outcomes: dict[str, Outcome] = {}
     turns: list[str] = []
     for family, baseline, words in _TURNS:
-        wanted = [row for row in rows if (_family(row), _baseline(row)) == (family, baseline)]
-        for name, group in _settings(wanted, vary=("length", "block shape"), paper=False).items():
+        wanted = [row for row in rows if (family_of(row), baseline_of(row)) == (family, baseline)]
+        for name, group in by_setting(wanted, vary=("length", "block shape"), paper=False).items():
             lengths = sorted({row["length"] for row in group})
-            found = {n: r for n in lengths if (r := ratio(_by_seed(x for x in group if x["length"] == n))) is not None}
+            found = {
+                n: r for n in lengths if (r := ratio(one_a_seed(x for x in group if x["length"] == n))) is not None
+            }
             if not found:
                 continue
-            lines.append(f"{name}, {words}: " + ", ".join(f"{_times(r)} at N {n}" for n, r in found.items()))
+            lines.append(f"{name}, {words}: " + ", ".join(f"{times(r)} at N {n}" for n, r in found.items()))
             if (family, baseline) == _TURNS[0][:2]:
-                outcomes |= {f"{name}, N {n}": _within(r, ABOUT_TEN) for n, r in found.items()}
+                outcomes |= {f"{name}, N {n}": within(r, ABOUT_TEN) for n, r in found.items()}
             if 1024 in found and ((family, baseline) == _TURNS[0][:2] or group[0]["inputs"] == "uniform"):
-                turns.append(f"{name}, {words} {_times(found[1024])}")
-    judged = _judged(outcomes, "the ratio of largest errors lies within a factor of two of 10", rows, "precision")
+                turns.append(f"{name}, {words} {times(found[1024])}")
+    found_out = judged(outcomes, "the ratio of largest errors lies within a factor of two of 10", rows, "precision")
     if len(turns) > 1:
-        judged["because"] += f" What turns it, at N 1024: {'; '.join(turns)}."
+        found_out["because"] += f" What turns it, at N 1024: {'; '.join(turns)}."
     return Claim(
         number="C2",
         figure="Fig 4",
@@ -168,22 +170,26 @@ def _ten_times(rows: list[Record]) -> Claim:
         paper="about 10×",
         ours=tuple(lines),
         anchor="figure-4",
-        **judged,
+        **found_out,
     )
 
 
 def _grows_with_length(rows: list[Record]) -> Claim:
     lines, outcomes = [], {}
-    for name, group in _settings([r for r in rows if r["format"] == "bf16"], vary=("length",)).items():
-        slopes = {f: s for f in ("max", "mean", "std") if (s := _slope(group, _length, f"difference_{f}")) is not None}
-        relative = _slope(group, _length, "difference_rmse", over="golden_rms")
+    for name, group in by_setting([r for r in rows if r["format"] == "bf16"], vary=("length",)).items():
+        slopes = {
+            f: s
+            for f in ("max", "mean", "std")
+            if (s := slope_over_seeds(group, length_of, f"difference_{f}")) is not None
+        }
+        relative = slope_over_seeds(group, length_of, "difference_rmse", over="golden_rms")
         if len(slopes) < 3:
             continue
         grows = [s.low > 0 for s in slopes.values()]
-        stays = [s.high <= 0 or _flat(s) for s in slopes.values()]
+        stays = [s.high <= 0 or is_flat(s) for s in slopes.values()]
         outcomes[name] = True if all(grows) else False if any(stays) else None
-        also = "" if relative is None else f"; RMS over that of the output {_power(relative)}"
-        lines.append(f"{name}: as N to the power of " + ", ".join(f"{f} {_power(s)}" for f, s in slopes.items()) + also)
+        also = "" if relative is None else f"; RMS over that of the output {power(relative)}"
+        lines.append(f"{name}: as N to the power of " + ", ".join(f"{f} {power(s)}" for f, s in slopes.items()) + also)
     return Claim(
         number="C3",
         figure="Fig 5",
@@ -191,7 +197,7 @@ def _grows_with_length(rows: list[Record]) -> Claim:
         paper="all three grow",
         ours=tuple(lines),
         anchor="figure-5a",
-        **_judged(outcomes, "the slopes of all three, log against log, lie above 0", rows, "length"),
+        **judged(outcomes, "the slopes of all three, log against log, lie above 0", rows, "length"),
     )
 
 
@@ -222,22 +228,22 @@ _SQUARE: _Shape = {
 def _raises(found: Estimate) -> Outcome:
     if found.low > 1:
         return True
-    return False if found.high < 1 or _within(found, NO_CHANGE) else None
+    return False if found.high < 1 or within(found, NO_CHANGE) else None
 
 
 def _block_claim(rows: list[Record], shape: str, told: _Shape) -> Claim:
     """Deviation with another shape over that with the paper's, where the two differ."""
     decide, test = _raises, "lies above 1; within 10% of 1 is no change"
     if shape == "square":
-        decide, test = (lambda found: _within(found, NO_CHANGE)), "lies within 10% of 1"
+        decide, test = (lambda found: within(found, NO_CHANGE)), "lies within 10% of 1"
     lines, outcomes = [], {}
-    for name, group in _settings(rows, vary=("block", "block shape"), always=("inputs", "format")).items():
+    for name, group in by_setting(rows, vary=("block", "block shape"), always=("inputs", "format")).items():
         found = _shape_ratio(group, shape)
         if found is not None:
             outcomes[name] = decide(found)
-            lines.append(f"{name}: {_times(found)}")
+            lines.append(f"{name}: {times(found)}")
     return Claim(
-        ours=tuple(lines), **told, **_judged(outcomes, f"{shape} over the paper's shape {test}", rows, "blocks")
+        ours=tuple(lines), **told, **judged(outcomes, f"{shape} over the paper's shape {test}", rows, "blocks")
     )
 
 
@@ -246,12 +252,12 @@ def _shape_ratio(rows: list[Record], shape: str) -> Estimate | None:
     plain: dict[int, dict[int, Record]] = {}
     for row in rows:
         if row["block_shape"] == "paper":
-            plain.setdefault(row["seed"], {})[_area(row)] = row
+            plain.setdefault(row["seed"], {})[area_of(row)] = row
     areas = {seed: sorted(found) for seed, found in plain.items()}
     logs: dict[int, list[float]] = {}
     for row in rows:
         # A square is a little smaller than the paper's block: of these, the next larger one.
-        place = bisect_left(areas.get(row["seed"], []), _area(row))
+        place = bisect_left(areas.get(row["seed"], []), area_of(row))
         if row["block_shape"] != shape or place == len(areas.get(row["seed"], [])):
             continue
         other = plain[row["seed"]][areas[row["seed"]][place]]
@@ -263,11 +269,11 @@ def _shape_ratio(rows: list[Record], shape: str) -> Estimate | None:
 def _larger_blocks(rows: list[Record]) -> Claim:
     lines, outcomes = [], {}
     paper = [row for row in rows if row["block_shape"] == "paper"]
-    for name, group in _settings(paper, vary=("block", "block shape"), always=("inputs", "format")).items():
-        slope = _slope(group, _area, "difference_max")
+    for name, group in by_setting(paper, vary=("block", "block shape"), always=("inputs", "format")).items():
+        slope = slope_over_seeds(group, area_of, "difference_max")
         if slope is not None:
-            outcomes[name] = True if slope.high < 0 else False if slope.low >= 0 or _flat(slope) else None
-            lines.append(f"{name}: as the area to the power of {_power(slope)}")
+            outcomes[name] = True if slope.high < 0 else False if slope.low >= 0 or is_flat(slope) else None
+            lines.append(f"{name}: as the area to the power of {power(slope)}")
     return Claim(
         number="C6",
         figure="Fig 6c",
@@ -275,7 +281,7 @@ def _larger_blocks(rows: list[Record]) -> Claim:
         paper="lower it",
         ours=tuple(lines),
         anchor="figure-6c",
-        **_judged(outcomes, "the slope, log against log, lies below 0; within 0.05 of it is none", rows, "blocks"),
+        **judged(outcomes, "the slope, log against log, lies below 0; within 0.05 of it is none", rows, "blocks"),
     )
 
 
@@ -335,129 +341,3 @@ _TURNS = (
 
 def _of(rows: Iterable[Record], *sweeps: str) -> list[Record]:
     return [row for row in rows if row["sweep"] in sweeps]
-
-
-def _family(row: Record) -> str:
-    return str(COLUMNS["plan"](row))
-
-
-def _baseline(row: Record) -> str:
-    return str(COLUMNS["baseline"](row))
-
-
-def _settings(
-    rows: Iterable[Record], *, vary: Sequence[str], always: Sequence[str] = ("inputs",), paper: bool = True
-) -> dict[str, list[Record]]:
-    """The records by what they do not share, but for the seed and what the claim varies; each setting with a name.
-
-    `paper`: of the paper's plan and baseline only. Columns that are the same everywhere are not named.
-    """
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    columns = [name for name in COLUMNS if name not in vary]
-    for row in rows:
-        if not paper or (_family(row), _baseline(row)) == ("uniform", "eager"):
-            groups.setdefault(tuple(COLUMNS[name](row) for name in columns), []).append(row)
-    named = [
-        i
-        for i, name in enumerate(columns)
-        if name not in ("plan", "baseline") and (name in always or len({key[i] for key in groups}) > 1)
-    ]
-    words = {"length": "N {}", "causal": "causal {}", "heads": "{} heads", "batch": "batch {}", "dim": "D {}"}
-    return {
-        ", ".join(words.get(columns[i], "{}").format(key[i]) for i in named): group for key, group in groups.items()
-    }
-
-
-def _usual(rows: Iterable[Record]) -> list[Record]:
-    """Of the settings that differ in more than inputs and plan the usual one: N 1024, else the middle, most seeds."""
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    for row in rows:
-        key = tuple(get(row) for name, get in COLUMNS.items() if name not in ("inputs", "plan", "block shape"))
-        groups.setdefault(key, []).append(row)
-    if not groups:
-        return []
-    lengths = sorted({group[0]["length"] for group in groups.values()})
-    length = 1024 if 1024 in lengths else lengths[len(lengths) // 2]
-    return max((g for g in groups.values() if g[0]["length"] == length), key=len)
-
-
-def _by_seed(rows: Iterable[Record]) -> list[Record]:
-    """A record a seed: two sweeps may have measured the same setting, one with more seeds."""
-    return list({row["seed"]: row for row in rows}.values())
-
-
-def _area(row: Record) -> int:
-    return int(row["block_rows"] * row["block_columns"])
-
-
-def _length(row: Record) -> int:
-    return int(row["length"])
-
-
-def _slope(rows: list[Record], x: Callable[[Record], int], y: str, over: str | None = None) -> Estimate | None:
-    """The slope of log y against log x by least squares, over the seeds."""
-    seeds: dict[int, list[tuple[float, float]]] = {}
-    for row in rows:
-        value = row[y] / row[over] if over else row[y]
-        if value > 0 and math.isfinite(value):
-            seeds.setdefault(row["seed"], []).append((math.log(x(row)), math.log(value)))
-    slopes = []
-    for points in seeds.values():
-        middle = math.fsum(a for a, _ in points) / len(points)
-        spread = math.fsum((a - middle) ** 2 for a, _ in points)
-        if spread > 0:
-            slopes.append(math.fsum((a - middle) * b for a, b in points) / spread)
-    return estimate(slopes)
-
-
-def _within(found: Estimate, bounds: tuple[float, float]) -> Outcome:
-    """Whether the interval lies inside the bounds (yes), outside of them (no), or across."""
-    if bounds[0] <= found.low and found.high <= bounds[1]:
-        return True
-    return False if found.high < bounds[0] or found.low > bounds[1] else None
-
-
-def _flat(slope: Estimate) -> bool:
-    return slope.low >= -FLAT and slope.high <= FLAT
-
-
-def _times(found: Estimate) -> str:
-    return f"{found.value:.3g}× [{found.low:.3g}, {found.high:.3g}]"
-
-
-def _power(found: Estimate) -> str:
-    return f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-
-
-def _share(found: Estimate) -> str:
-    return f"{found.value:.0%} [{100 * found.low:.0f}, {100 * found.high:.0f}]"
-
-
-def _judged(outcomes: dict[str, Outcome], test: str, rows: Sequence[Record], sweep: str) -> _Judgement:
-    """`verdict` and `because` of a claim that is tested once for each setting."""
-    if not rows:
-        return {"verdict": "not measured here", "because": f"No records: assay sweep {sweep}."}
-    if not outcomes:
-        because = "The records have too few seeds for an interval, or lack the plan `uniform` or the baseline `eager`."
-        return {"verdict": "undecided", "because": f"{because} assay sweep {sweep} has all."}
-    found = set(outcomes.values())
-    verdict: Verdict = "undecided"
-    if found == {True}:
-        verdict = "holds"
-    elif True in found:
-        verdict = "holds only when …"
-    elif False in found:
-        verdict = "does not hold"
-    told = [("For", True), ("Not for", False), ("Undecided for", None)]
-    parts = [f"{words} {_names(outcomes, wanted)}." for words, wanted in told if wanted in found and len(found) > 1]
-    return {"verdict": verdict, "because": " ".join([*parts, f"Tested: {test}."])}
-
-
-def _names(outcomes: dict[str, Outcome], wanted: Outcome) -> str:
-    """Settings, those that begin alike together: "uniform, bf16" and "uniform, fp16" are "uniform, bf16 | fp16"."""
-    ends: dict[str, list[str]] = {}
-    for name, outcome in outcomes.items():
-        if outcome is wanted:
-            first, _, last = name.rpartition(", ")
-            ends.setdefault(first, []).append(last)
-    return "; ".join(f"{first}{', ' if first else ''}{' | '.join(last)}" for first, last in ends.items())

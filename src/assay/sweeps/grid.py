@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from assay._suggest import did_you_mean
 from assay.cases.attention.blocks import Block, block_from_sram, check_block, square, swapped
 from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, captured, check_inputs
 from assay.cases.attention.kernels import available_kernels
@@ -57,8 +57,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if self.name not in SWEEPS:
-            near = difflib.get_close_matches(self.name, SWEEPS, n=3, cutoff=0.4)
-            hint = f"Did you mean {' or '.join(near)}? " if near else ""
+            hint = did_you_mean(self.name, SWEEPS)
             raise ValueError(f"Unknown sweep {self.name!r}. {hint}There are: {', '.join(SWEEPS)}.")
         for size in ("batch", "heads", "length", "dim", "seeds", "sram"):
             if type(getattr(self, size)) is not int or getattr(self, size) < 1:

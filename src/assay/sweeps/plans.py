@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
+from assay._suggest import did_you_mean
 from assay.cases.attention.plan import STEPS, Plan
 from assay.formats.catalog import FP32, get
 from assay.formats.spec import Format
@@ -30,8 +30,7 @@ def named_plan(text: str, format: str) -> Plan:
     """The plan of a family in `format`, with steps changed: "uniform,row_sum=fp32,output=fp32"."""
     family, *changes = (part.strip() for part in text.split(","))
     if family not in FAMILIES:
-        near = difflib.get_close_matches(family, FAMILIES, n=3, cutoff=0.4)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = did_you_mean(family, FAMILIES)
         raise ValueError(
             f"Unknown plan {family!r}. {hint}There are: {', '.join(FAMILIES)}; steps are changed as in "
             "uniform,row_sum=fp32."
@@ -45,8 +44,7 @@ def named_plan(text: str, format: str) -> Plan:
         if not equals or not value:
             raise ValueError(f"A change of a plan is written step=format, got {change!r}. For example row_sum=fp32.")
         if step not in STEPS:
-            near = difflib.get_close_matches(step, STEPS, n=3, cutoff=0.4)
-            hint = f"Did you mean {' or '.join(near)}? " if near else ""
+            hint = did_you_mean(step, STEPS)
             raise ValueError(f"Unknown step {step!r}. {hint}The steps are: {', '.join(STEPS)}.")
         steps[step] = value
     return plan.replace(**steps)

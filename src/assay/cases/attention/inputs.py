@@ -5,12 +5,13 @@ All are FP64 on the CPU, drawn from a generator of their own: the same numbers o
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from assay._suggest import did_you_mean
 
 Shape = tuple[int, int, int, int]
 """(batch, heads, length, head dimension)"""
@@ -96,8 +97,7 @@ def check_inputs(name: str) -> str:
             raise ValueError(f"Inputs from a file need the path of a safetensors file, but {path} is not a file.")
         return name
     if name not in DISTRIBUTIONS:
-        near = difflib.get_close_matches(name, DISTRIBUTIONS, n=3, cutoff=0.4)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = did_you_mean(name, DISTRIBUTIONS)
         raise ValueError(
             f"Unknown inputs {name!r}. {hint}There are: {', '.join(DISTRIBUTIONS)}; or {FROM_FILE}PATH of a "
             "safetensors file with q, k and v."

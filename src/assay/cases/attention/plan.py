@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from assay._suggest import did_you_mean
 from assay.formats.catalog import FP32, FP64, get
 from assay.formats.spec import Format
 
@@ -165,8 +165,7 @@ class Plan:
         known = [f.name for f in fields(self)]
         for step in changes:
             if step not in known:
-                near = difflib.get_close_matches(step, known, n=3, cutoff=0.4)
-                hint = f"Did you mean {' or '.join(near)}? " if near else ""
+                hint = did_you_mean(step, known)
                 raise ValueError(f"Unknown step {step!r}. {hint}The steps are: {', '.join(STEPS)}.")
         if "name" not in changes:
             listed = ", ".join(f"{step}={value}" for step, value in changes.items())
