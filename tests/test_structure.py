@@ -18,13 +18,15 @@ SOURCE = Path(assay.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),
     "metrics": {"formats"},
-    "cases": {"formats", "metrics"},
+    "flash": set(),
+    "cases": {"flash", "formats", "metrics"},
+    "bench": {"cases", "flash"},
     "results": set(),
     "executors": set(),
     "sweeps": {"cases", "formats", "metrics", "results", "executors"},
     "recipes": {"sweeps"},
     "report": {"metrics", "results"},
-    "cli": {"recipes", "report", "sweeps", "executors", "results", "cases"},
+    "cli": {"bench", "flash", "recipes", "report", "sweeps", "executors", "results", "cases"},
 }
 
 

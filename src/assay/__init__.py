@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from assay.cases.attention.golden import golden_attention
     from assay.cases.attention.plan import Plan
     from assay.cases.attention.tiled import tiled_attention
+    from assay.flash.attention import flash_attention
+    from assay.flash.sdpa import scaled_dot_product_attention
     from assay.formats.block_scaling import round_to_mx
     from assay.formats.rounding import round_to
     from assay.formats.spec import Format
@@ -30,9 +32,11 @@ _HOMES = {
     "baseline_attention": "assay.cases.attention.baseline",
     "compare_state_dicts": "assay.metrics.state_dicts",
     "deviation": "assay.metrics.deviation",
+    "flash_attention": "assay.flash.attention",
     "golden_attention": "assay.cases.attention.golden",
     "round_to": "assay.formats.rounding",
     "round_to_mx": "assay.formats.block_scaling",
+    "scaled_dot_product_attention": "assay.flash.sdpa",
     "tiled_attention": "assay.cases.attention.tiled",
     "wasserstein": "assay.metrics.wasserstein",
 }
@@ -45,10 +49,12 @@ __all__ = [
     "baseline_attention",
     "compare_state_dicts",
     "deviation",
+    "flash_attention",
     "formats",
     "golden_attention",
     "round_to",
     "round_to_mx",
+    "scaled_dot_product_attention",
     "tiled_attention",
     "wasserstein",
 ]

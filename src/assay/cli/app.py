@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from assay._version import __version__
+from assay.cli.bench import bench
 from assay.cli.compact import compact
 from assay.cli.info import info
 from assay.cli.reporting import report
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 for command in (study, sweep, validate, report, compact, info):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ import torch
 from assay._suggest import did_you_mean
 from assay.cases.attention.blocks import Block, block_from_sram, check_block, square, swapped
 from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, captured, check_inputs
-from assay.cases.attention.kernels import available_kernels
+from assay.cases.attention.kernels import OURS, Kernel, available_kernels
 from assay.cases.attention.plan import FORWARD_STEPS, Plan
 from assay.formats.catalog import get
 from assay.sweeps.measure import TENSORS
@@ -127,6 +127,22 @@ def _plain(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]
                 yield _point(sweep, inputs, seed, format, plan, baseline)
 
 
+def _over_precision(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
+    """Formats × plans × baselines; on CUDA also our real kernel, as it is and perturbed, in the formats it takes."""
+    yield from _plain(sweep, inputs, seed, device)
+    if torch.device(device).type != "cuda":
+        return
+    for kernel, format in product(OURS, sweep.formats):
+        if str(get(format)) in ("bf16", "fp16", "fp32"):
+            for baseline in sweep.baselines:
+                yield _of_kernel(sweep, inputs, seed, format, baseline, kernel)
+
+
+def _of_kernel(sweep: Sweep, inputs: str, seed: int, format: str, baseline: str, kernel: Kernel, **how: Any) -> Point:
+    named = {"variant": kernel.name, "order": None, "block": None, "block_shape": None}
+    return _point(sweep, inputs, seed, format, kernel.plan(format), baseline, **named | how)
+
+
 def _over_lengths(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
     for length in sweep.lengths:
         yield from _plain(replace(sweep, length=length), inputs, seed, device)
@@ -185,11 +201,8 @@ def _over_kernels(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator
             for format in sweep.formats:
                 for tensor in TENSORS:
                     for baseline in sweep.baselines:
-                        yield _point(
-                            sweep, inputs, seed, format, kernel.plan(format), baseline,
-                            causal=causal, variant=kernel.name, tensor=tensor, order=None, block=None,
-                            block_shape=None,
-                        )  # fmt: skip
+                        how = {"causal": causal, "tensor": tensor}
+                        yield _of_kernel(sweep, inputs, seed, format, baseline, kernel, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +220,7 @@ class _Kind:
 SWEEPS = {
     "precision": _Kind(
         "How far apart are flash and baseline, and both from golden, from FP8 to FP64? (Figures 3 and 4)",
-        _plain,
+        _over_precision,
         {
             "formats": ("fp8_e5m2", "fp8_e4m3", "bf16", "fp16", "tf32", "fp32", "fp64"),
             "baselines": ("eager", "uniform"),

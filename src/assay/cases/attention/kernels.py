@@ -18,7 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from assay.cases.attention.baseline import baseline_attention
 from assay.cases.attention.plan import Plan
 from assay.cases.attention.tiled import tiled_attention
+from assay.flash.attention import flash_attention
+from assay.flash.call import Call
+from assay.flash.numerics import Numerics
 
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 
@@ -55,7 +59,7 @@ def available_kernels(device: torch.device) -> list[Kernel]:
     """Every kernel that runs on `device`, fastest known first."""
     if device.type == "cpu":
         return [_SDPA_CPU_FLASH, _SDPA_MATH]
-    found = [_SDPA_FLASH, _SDPA_CUDNN, _SDPA_EFFICIENT, _SDPA_MATH]
+    found = [*OURS, _SDPA_FLASH, _SDPA_CUDNN, _SDPA_EFFICIENT, _SDPA_MATH]
     return [_FLASH_ATTN, *found] if find_spec("flash_attn") else found
 
 
@@ -119,6 +123,42 @@ def _math_plan(fmt: str) -> Plan:
     return Plan.shipped("fp32").replace(inputs=fmt, output=fmt, name=f"fp32 inside, {fmt} outside")
 
 
+def _ours(*steps: str, **how: bool) -> Kernel:
+    """Our CUDA kernel, with some of its steps in the format of its inputs: the real thing, perturbed."""
+
+    def numerics(format: str) -> Numerics:
+        return Numerics(**dict.fromkeys(steps, format), **how)  # type: ignore[arg-type]
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        return flash_attention(q, k, v, causal=causal, numerics=numerics(_NAMES[q.dtype]))
+
+    def plan(format: str) -> Plan:
+        shipped = Plan.shipped(format)
+        words = ", ".join([f"{step} in {format}" for step in steps] + list(how))
+        return shipped.replace(**dict.fromkeys(steps, format), name=f"{shipped.name}{words and ', '}{words}")
+
+    def tiling(q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+        from assay.flash.launch import key_blocks
+
+        call = Call(q=q, k=k, v=k, scale=1.0, numerics=numerics(_NAMES[q.dtype]))
+        columns, reverse = key_blocks(call)
+        return {"block": (128, columns), "exp2": True, "reverse_keys": reverse, **how}
+
+    name = " + ".join(steps) + (" in the input format" if steps else "") + "".join(how)
+    return Kernel(name=f"assay{name and ': '}{name}", call=call, plan=plan, tiling=tiling, notes=_FA2_NOTES)
+
+
+_FA2_NOTES = ("The order of FP32 sums inside a matrix unit is not known, so single roundings move.",)
+OURS = (
+    _ours(),
+    _ours("row_sum"),
+    _ours("rescale"),
+    _ours("output_accumulator"),
+    _ours("row_sum", "rescale", "output_accumulator"),
+    _ours(sum_after_cast=True),
+    _ours(reverse_keys=True),
+)
+"""`flash_attention` on CUDA, as it is and with what it carries from block to block in the format of its inputs."""
 _SDPA_CPU_FLASH = Kernel(
     name="SDPA flash (CPU)",
     call=_sdpa(SDPBackend.FLASH_ATTENTION),
@@ -129,7 +169,6 @@ _SDPA_CPU_FLASH = Kernel(
         "For bf16 and fp16 it takes a shorter exponential than torch.exp, which moves single roundings of P.",
     ),
 )
-_FA2_NOTES = ("The order of FP32 sums inside a matrix unit is not known, so single roundings move.",)
 _SDPA_FLASH = Kernel(
     name="SDPA flash (FA2)",
     call=_sdpa(SDPBackend.FLASH_ATTENTION),

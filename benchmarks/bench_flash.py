@@ -1,0 +1,280 @@
+"""`flash_attention` beside its peers: SDPA's cuDNN and FA2 on CUDA, SDPA on the CPU.
+
+CUDA: forward and backward over head dimensions, lengths and masks (calls captured in a CUDA graph, so that what is
+timed is the kernel); what features, packing and knobs cost over the plain call; working memory from 1k to 64k. All
+contenders in turn, round by round, medians, inputs that rotate. Exits with 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from assay import flash_attention
+from assay.flash.numerics import Numerics
+
+FORWARD_GOAL, BACKWARD_GOAL = 0.85, 0.7
+"""Speed over cuDNN's; and over FA2's at least 1."""
+FEATURE_GOAL = 1.1
+"""Time with a feature over the time without, at the same FLOPs."""
+KNOB_GOAL = 2.0
+"""Time of a perturbed kernel over the plain one."""
+CPU_GOAL = 1.05
+"""Time over SDPA's."""
+TOKENS, HIDDEN = 16384, 2048
+Work = Callable[[], object]
+
+
+def draw(length: int, dim: int, kv_heads: int | None = None, sets: int = 3) -> list[list[torch.Tensor]]:
+    heads, batch = HIDDEN // dim, max(1, TOKENS // length)
+    shapes = [(batch, heads, length, dim)] + 2 * [(batch, kv_heads or heads, length, dim)]
+    return [
+        [torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes] for _ in range(sets)
+    ]
+
+
+def captured(calls: list[Work]) -> Work:
+    """The calls one after the other as one CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+def milliseconds(works: list[Work], rounds: int) -> list[float]:
+    """Median of each, in turn."""
+    times: list[list[float]] = [[] for _ in works]
+    for turn in range(rounds + 1):
+        for i, work in enumerate(works):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            torch.cuda.synchronize()
+            if turn:
+                times[i].append(start.elapsed_time(end))
+    return [statistics.median(t) for t in times]
+
+
+def peer(backend: SDPBackend, causal: bool) -> Callable[..., torch.Tensor]:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+    return call
+
+
+def forward_works(call: Callable[..., torch.Tensor], sets: list[list[torch.Tensor]]) -> Work:
+    def run(each: list[torch.Tensor]) -> Work:
+        plain = [x.detach() for x in each]
+        return lambda: call(*plain)
+
+    return captured([run(each) for each in sets])
+
+
+def backward_works(call: Callable[..., torch.Tensor], sets: list[list[torch.Tensor]]) -> Work:
+    """Only the backward pass; a graph captures what follows the recorded forward."""
+    outs = [call(*each) for each in sets]
+    douts = [torch.randn_like(out) for out in outs]
+
+    def run(i: int) -> Work:
+        return lambda: torch.autograd.grad(outs[i], sets[i], douts[i], retain_graph=True)
+
+    return captured([run(i) for i in range(len(sets))])
+
+
+def bench_grid(rounds: int) -> bool:
+    good = True
+    ceiling = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    matmul = 2 * 8192**3 / milliseconds([lambda: ceiling @ ceiling], 10)[0] / 1e9
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, matmul {matmul:.0f} TFLOP/s")
+    print("TFLOP/s (over cuDNN, over FA2)")
+    for make, factor, goal, name in (
+        (forward_works, 4, FORWARD_GOAL, "forward"),
+        (backward_works, 10, BACKWARD_GOAL, "backward"),
+    ):
+        for dim in (64, 128, 256):
+            for length in (512, 1024, 2048, 4096, 8192, 16384):
+                for causal in (False, True):
+                    sets = draw(length, dim)
+                    calls = (
+                        lambda q, k, v, causal=causal: flash_attention(q, k, v, causal=causal),
+                        peer(SDPBackend.CUDNN_ATTENTION, causal),
+                        peer(SDPBackend.FLASH_ATTENTION, causal),
+                    )
+                    ours, cudnn, fa2 = milliseconds([make(call, sets) for call in calls], rounds)
+                    flops = factor * TOKENS * length * HIDDEN * (0.5 if causal else 1.0) * len(sets)
+                    fine = cudnn / ours >= goal and fa2 / ours >= 1
+                    good &= fine
+                    print(
+                        f"{name:8} D {dim:3} N {length:5} {'causal' if causal else 'full  '}: "
+                        f"{flops / ours / 1e9:4.0f} ({cudnn / ours:.2f}, {fa2 / ours:.2f})"
+                        f"{'' if fine else '  MISSED'}",
+                        flush=True,
+                    )
+                    del sets
+    return good
+
+
+def bench_features(rounds: int) -> bool:
+    """Each feature beside the plain call that does as many FLOPs."""
+    good = True
+    print("time over plain (forward, backward)")
+    for dim in (64, 128):
+        for name, length, how, plain, kv_heads in _features(dim):
+            sets, same = draw(length, dim, kv_heads), draw(plain.pop("length", length), dim)
+            ratios = []
+            for make in (forward_works, backward_works):
+                works = [
+                    make(lambda q, k, v, how=how: flash_attention(q, k, v, **how), _packed(sets, how)),
+                    make(lambda q, k, v, how=plain: flash_attention(q, k, v, **how), same),
+                ]
+                with_it, without = milliseconds(works, rounds)
+                ratios.append(with_it / without)
+            fine = max(ratios) <= FEATURE_GOAL or name.startswith("(")
+            good &= fine
+            print(f"{name:24} D {dim:3}: {ratios[0]:.2f}, {ratios[1]:.2f}{'' if fine else '  MISSED'}", flush=True)
+    return good
+
+
+def _packed(sets: list[list[torch.Tensor]], how: dict[str, Any]) -> list[list[torch.Tensor]]:
+    if "cu_seqlens_q" not in how:
+        return sets
+    return [
+        [x.detach().transpose(0, 1).flatten(1, 2)[None].contiguous().requires_grad_() for x in each] for each in sets
+    ]
+
+
+def _features(dim: int) -> list[tuple[str, int, dict[str, Any], dict[str, Any], int | None]]:
+    heads, length = HIDDEN // dim, 4096
+    slopes = torch.rand(heads, device="cuda") / 100
+    cu = torch.arange(0, TOKENS + 1, length, device="cuda", dtype=torch.int32)
+    causal = {"causal": True}
+    return [
+        ("GQA 4", length, dict(causal), dict(causal), heads // 4),
+        ("ALiBi", length, {"causal": True, "alibi_slopes": slopes}, dict(causal), None),
+        ("softcap", length, {"causal": True, "softcap": 30.0}, dict(causal), None),
+        ("sinks", length, {"causal": True, "sinks": torch.zeros(heads, device="cuda")}, dict(causal), None),
+        ("packed", length, {"causal": True, "cu_seqlens_q": cu}, dict(causal), None),
+        # A window of 1024 keys behind and none ahead costs what N − 512 … does: FLOPs of a causal call of length 2048.
+        ("window 1024, N 16384", 16384, {"window": (1023, 0)}, {"causal": True, "length": 2048}, None),
+        ("window 1024, N 8192", 8192, {"window": (1023, 0)}, {"causal": True, "length": 2048}, None),
+    ]
+
+
+def bench_knobs(rounds: int) -> bool:
+    good = True
+    print("perturbed kernel over the plain one (forward)")
+    knobs = {
+        "row sum in bf16": Numerics(row_sum="bf16"),
+        "rescale in bf16": Numerics(rescale="bf16"),
+        "output in bf16": Numerics(output_accumulator="bf16"),
+        "all three in fp16": Numerics(row_sum="fp16", rescale="fp16", output_accumulator="fp16"),
+        "P in fp16": Numerics(probabilities="fp16"),
+        "P in fp32": Numerics(probabilities="fp32"),
+        "keys reversed": Numerics(reverse_keys=True),
+        "sum after cast": Numerics(sum_after_cast=True),
+    }
+    for dim in (64, 128):
+        sets = draw(4096, dim)
+        plain = forward_works(lambda q, k, v: flash_attention(q, k, v), sets)
+        for name, numerics in knobs.items():
+            work = forward_works(lambda q, k, v, n=numerics: flash_attention(q, k, v, numerics=n), sets)
+            slow, fast = milliseconds([work, plain], rounds)
+            fine = slow / fast <= KNOB_GOAL
+            good &= fine
+            print(f"{name:18} D {dim}: {slow / fast:.2f}×{'' if fine else '  MISSED'}", flush=True)
+    return good
+
+
+def bench_memory() -> bool:
+    """Bytes beyond inputs, outputs and gradients; a straight line has slope 1 against N, standard attention 2."""
+    print("working memory of forward + backward, one head of D 128 (standard attention: N² of bf16, twice)")
+    found = []
+    for length in (1024, 2048, 4096, 8192, 16384, 32768, 65536):
+        q, k, v = (
+            torch.randn(1, 1, length, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        dout = torch.randn_like(q)
+        flash_attention(q, k, v, causal=True).backward(dout)
+        results = 4 * q.numel() * 2  # output and three gradients
+        q.grad = k.grad = v.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        flash_attention(q, k, v, causal=True).backward(dout)
+        found.append((length, torch.cuda.max_memory_allocated() - before - results))
+        print(f"N {length:6}: {found[-1][1] / 2**10:8.0f} KB   standard {2 * 2 * length**2 / 2**20:8.0f} MB")
+    growth = found[-1][1] / found[-2][1]
+    good = growth <= 2.2
+    print(f"64k over 32k: {growth:.2f}× (linear 2, standard 4){'' if good else '  MISSED'}")
+    return good
+
+
+def bench_cpu(rounds: int) -> bool:
+    good = True
+    print("CPU, time over SDPA's (forward, forward + backward)")
+    for dtype in (torch.float32, torch.bfloat16):
+        for length, causal in ((256, True), (1024, False), (1024, True), (4096, True)):
+            q, k, v = (torch.randn(1, 4, length, 64, dtype=dtype, requires_grad=True) for _ in range(3))
+            dout, ratios = torch.randn_like(q), []
+            for backward in (False, True):
+                calls = (flash_attention, F.scaled_dot_product_attention)
+                options = ({"causal": causal}, {"is_causal": causal})
+                times: list[list[float]] = [[], []]
+                for turn in range(rounds + 1):
+                    for i, (call, how) in enumerate(zip(calls, options, strict=True)):
+                        start = time.perf_counter()
+                        out = call(q, k, v, **how)  # type: ignore[operator]
+                        if backward:
+                            torch.autograd.grad(out, (q, k, v), dout)
+                        if turn:
+                            times[i].append(time.perf_counter() - start)
+                ours, theirs = map(statistics.median, times)
+                ratios.append(ours / theirs)
+            fine = max(ratios) <= CPU_GOAL
+            good &= fine
+            name = str(dtype).removeprefix("torch.")
+            print(f"{name:8} N {length:5} {'causal' if causal else 'full  '}: {ratios[0]:.3f}, {ratios[1]:.3f}", end="")
+            print("" if fine else "  MISSED", flush=True)
+    return good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"grid": bench_grid, "features": bench_features, "knobs": bench_knobs}
+    parser.add_argument(
+        "parts", nargs="*", choices=[[], *parts, "memory", "cpu"], help="default: all that can run here"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    wanted = arguments.parts or ([*parts, "memory"] if torch.cuda.is_available() else ["cpu"])
+    torch.manual_seed(0)
+    good = True
+    for part in wanted:
+        if part == "memory":
+            good &= bench_memory()
+        elif part == "cpu":
+            good &= bench_cpu(arguments.rounds * 3)
+        else:
+            good &= parts[part](arguments.rounds)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

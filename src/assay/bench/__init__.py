@@ -1,0 +1,1 @@
+"""How fast attention is, beside every kernel of this machine: `assay bench attention`."""

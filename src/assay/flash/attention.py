@@ -1,0 +1,177 @@
+"""`flash_attention`: attention that people use. Checks, then one operator."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from assay.flash import batching as _batching  # noqa: F401  (teaches the operator vmap)
+from assay.flash import checks
+from assay.flash.numerics import Numerics
+from assay.flash.ops import attention
+from assay.flash.rotary import Rotary, rotate
+
+
+@overload
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., **options: Any) -> Tensor: ...
+@overload
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any
+) -> tuple[Tensor, Tensor]: ...
+def flash_attention(  # type: ignore[misc]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: checks.Window | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    rotary: Rotary | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    allow_tf32: bool = False,
+    numerics: Numerics | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention in O(N) memory, forward and backward.
+
+    `softmax(scale · q·kᵀ) · v` over the keys that each query sees. Scores, sums and the output are kept in FP32; P is
+    cast to the dtype of v for its product with v.
+
+    Args:
+        q: (batch, heads, queries, D), any strides. D from 1 to 256.
+        k: (batch, KV heads, keys, D). Heads may be a multiple of KV heads: query head h takes h // (heads / KV heads).
+        v: (batch, KV heads, keys, D_v).
+        causal: Hide later keys. The last query stands beside the last key (bottom-right, as in flash-attention; the
+            drop-in for torch's SDPA aligns top-left, as torch does).
+        scale: Of the scores; None: 1/√D.
+        window: (left, right): keys at most so far before and after a query's position; None: no limit on that side.
+        softcap: Scores become softcap · tanh(scores / softcap).
+        alibi_slopes: (heads,) or (batch, heads): −slope · distance is added to the scores.
+        sinks: (heads,): the logit of one more key without a value, seen by every query. Has a gradient.
+        bias: Broadcast to (batch, heads, queries, keys): float, added to the scores, with a gradient; or bool, where
+            False hides.
+        rotary: `Rotary(cos, sin)`: q and k are rotated first, by position.
+        dropout_p: The share of probabilities that is dropped.
+        dropout_seed: Makes dropout repeatable; None: drawn from torch's generator.
+        cu_seqlens_q: (sequences + 1,): the inputs hold sequences one after the other, (1, heads, all lengths, D), each
+            attending within itself; these are their first queries, and the total.
+        cu_seqlens_k: The same for the keys; None: as the queries.
+        return_lse: Also return the log-sum-exp of every row's scores, (batch, heads, queries), with a gradient.
+        deterministic: Gradients have the same bits every time.
+        batch_invariant: A sequence's result has the same bits whatever else is in the batch.
+        allow_tf32: FP32 inputs may be multiplied in TF32; else in full FP32.
+        numerics: What the CUDA kernel rounds, its tiles and its order; None: FP32 inside.
+
+    Rows that see no key give 0, an LSE of −inf and no gradient. Gradients of gradients are refused.
+    """
+    q, k, v = in_autocast_dtype(q, k, v)
+    checks.check_qkv(q, k, v)
+    left, right = checks.check_window(window, causal)
+    cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)
+    sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    if alibi_slopes is not None:
+        alibi_slopes = checks.check_slopes(alibi_slopes, sequences, q.shape[1], q.device)
+    if rotary is not None:
+        q, k = rotate(q, k, rotary, cu_seqlens_q, cu_seqlens_k)
+    out, lse = attend(
+        q,
+        k,
+        v,
+        left=left,
+        right=right,
+        scale=scale,
+        softcap=softcap,
+        slopes=alibi_slopes,
+        sinks=sinks,
+        bias=bias,
+        dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        allow_tf32=allow_tf32,
+        numerics=numerics,
+    )
+    return (out, lse) if return_lse else out
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    left: int | None,
+    right: int | None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    allow_tf32: bool = False,
+    numerics: Numerics | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output and LSE of checked q, k, v; a key is seen from `left` before to `right` after the query's position."""
+    if scale is None:
+        scale = q.shape[3] ** -0.5
+    else:
+        checks.check_number("scale", scale, -float("inf"), float("inf"))
+    checks.check_number("dropout_p", dropout_p, 0, 1)
+    if softcap is not None and softcap == 0:  # flash-attention's way of saying none
+        softcap = None
+    if softcap is not None:
+        checks.check_number("softcap", softcap, 0, float("inf"))
+    if sinks is not None:
+        checks.check_sinks(sinks, q.shape[1], q.device)
+    if bias is not None:
+        if cu_seqlens_q is not None:
+            raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
+        bias = checks.check_bias(bias, q, k)
+    if numerics is not None and numerics != Numerics() and not q.is_cuda:
+        raise ValueError(
+            "numerics are knobs of the CUDA kernel; on the CPU assay.tiled_attention with a Plan rounds every step."
+        )
+    seed = _seed(dropout_seed, q.device) if dropout_p > 0 else None
+    out, lse = attention(
+        q, k, v, bias, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, float(scale), left, right,
+        None if softcap is None else float(softcap), float(dropout_p), deterministic, batch_invariant, allow_tf32,
+        "" if numerics is None else numerics.encoded(),
+    )  # fmt: skip
+    return out, lse
+
+
+def in_autocast_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inside autocast, its dtype: as SDPA."""
+    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
+
+
+def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
+    """One int64 on the device; drawn from torch's generator there if none is given."""
+    if seed is None:
+        return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=device)
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
+            got = f"{seed.dtype} {tuple(seed.shape)} on {seed.device}"
+            raise ValueError(f"dropout_seed must be one int64 on {device}, got {got}.")
+        return seed
+    return torch.tensor(seed, dtype=torch.int64, device=device)

@@ -1,0 +1,243 @@
+"""What `flash_attention` must be given; everything else is refused here, before anything is launched."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import pairwise
+
+import torch
+
+Window = tuple[int | None, int | None]
+LARGEST_DIM = 256
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Shapes, dtypes and devices of the three."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name} must be a torch tensor, got {type(x).__name__}. Use torch.as_tensor.")
+        if x.dim() != 4:
+            raise ValueError(
+                f"{name} must have the shape (batch, heads, length, head dimension), got {tuple(x.shape)}. "
+                "Packed sequences have a batch of 1: (1, heads, all lengths, head dimension)."
+            )
+        if x.dtype not in _FLOATS or (x.dtype == torch.float64 and x.device.type != "cpu"):
+            raise ValueError(
+                f"{name} must be bfloat16, float16 or float32 (on the CPU also float64), got {x.dtype} on {x.device}."
+            )
+        if not 1 <= x.shape[3] <= LARGEST_DIM:
+            raise ValueError(f"{name}'s head dimension must be 1 to {LARGEST_DIM}, got {x.shape[3]}.")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}. Cast them with .to.")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}.")
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"flash_attention runs on cpu and cuda, got tensors on {q.device}.")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must have one head dimension, got {q.shape[3]} and {k.shape[3]}.")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k and v must have the same batch, heads and length, got {tuple(k.shape)}, {tuple(v.shape)}.")
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"q and k must have one batch size, got {q.shape[0]} and {k.shape[0]}.")
+    if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q's heads must be a multiple of those of k and v (grouped queries), got {q.shape[1]} and {k.shape[1]}."
+        )
+
+
+def check_window(window: Window | None, causal: bool) -> Window:
+    """The window's sides, None where there is no limit; causal limits the right one to 0."""
+    if window is None:
+        return None, 0 if causal else None
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise ValueError(f"window must be (left, right), None on a side meaning no limit; got {window!r}.")
+    for side in window:
+        if side is not None and not (isinstance(side, int) and not isinstance(side, bool) and side >= 0):
+            raise ValueError(
+                f"window's sides must be None or whole numbers of at least 0, got {window!r}. "
+                "(127, 0) is a causal window of 128 keys."
+            )
+    return window[0], 0 if causal else window[1]
+
+
+def check_number(name: str, value: object, least: float, most: float) -> None:
+    """A finite number with least ≤ value < most."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < most:
+        limits = f"from {least:g} to below {most:g}" if most < float("inf") else f"finite and at least {least:g}"
+        raise ValueError(f"{name} must be a number, {limits}; got {value!r}.")
+
+
+def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Four-dimensional, of q's batch, heads, queries and keys, or 1 in place of any."""
+    shape = (*q.shape[:3], k.shape[2])
+    _check_tensor("bias", bias, q.device)
+    if bias.dtype != torch.bool and not bias.dtype.is_floating_point:
+        raise ValueError(f"bias must be float (added) or bool (True = seen), got {bias.dtype}.")
+    missing = 4 - bias.dim()
+    full = (1,) * missing + tuple(bias.shape)
+    if missing < 0 or any(size not in (1, want) for size, want in zip(full, shape, strict=True)):
+        raise ValueError(f"bias must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(bias.shape)}.")
+    return bias.reshape(full)
+
+
+def check_slopes(slopes: torch.Tensor, batch: int, heads: int, device: torch.device) -> torch.Tensor:
+    """(batch, heads) in FP32."""
+    _check_tensor("alibi_slopes", slopes, device)
+    if slopes.requires_grad:
+        raise ValueError("alibi_slopes have no gradient here; pass alibi_slopes.detach().")
+    if tuple(slopes.shape) not in ((heads,), (batch, heads)) or not slopes.dtype.is_floating_point:
+        raise ValueError(
+            f"alibi_slopes must be float of shape (heads,) = ({heads},) or (batch, heads) = ({batch}, {heads}), "
+            f"got {slopes.dtype} {tuple(slopes.shape)}."
+        )
+    return slopes.float().expand(batch, heads).contiguous()
+
+
+def check_sinks(sinks: torch.Tensor, heads: int, device: torch.device) -> None:
+    """(heads,) of any float dtype."""
+    _check_tensor("sinks", sinks, device)
+    if tuple(sinks.shape) != (heads,) or not sinks.dtype.is_floating_point:
+        raise ValueError(f"sinks must be float of shape (heads,) = ({heads},), got {sinks.dtype} {tuple(sinks.shape)}.")
+
+
+def check_packing(
+    cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None, q: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Both or neither, as int32; with one given the other is the same. Their values are checked where they run."""
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        return None, None
+    if cu_seqlens_q is None:
+        raise ValueError("cu_seqlens_k needs cu_seqlens_q: where the queries of each packed sequence begin.")
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        _check_tensor(name, cu, q.device)
+        if cu.dim() != 1 or len(cu) < 2 or cu.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name} must be int32 of shape (sequences + 1,), got {cu.dtype} {tuple(cu.shape)}.")
+    if len(cu_seqlens_q) != len(cu_seqlens_k):
+        raise ValueError(
+            "cu_seqlens_q and cu_seqlens_k must be of the same sequences, "
+            f"got {len(cu_seqlens_q)} and {len(cu_seqlens_k)} entries."
+        )
+    if q.shape[0] != 1:
+        raise ValueError(
+            f"Packed sequences have a batch of 1, (1, heads, all lengths, head dimension); got a batch of {q.shape[0]}."
+        )
+    return cu_seqlens_q.to(torch.int32), cu_seqlens_k.to(torch.int32)
+
+
+def check_boundaries(name: str, cu: torch.Tensor, total: int) -> None:
+    """From 0, never falling, to the packed length. A version of a tensor is read once: that waits for the GPU.
+
+    While a CUDA graph is captured nothing can be read; what is replayed is not checked.
+    """
+    if cu.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    values = _read_once(cu, None)
+    rule = f"{name} must begin with 0, never fall, and end with the packed length {total}"
+    if values[0] != 0 or values[-1] != total:
+        raise ValueError(f"{rule}; it begins with {values[0]} and ends with {values[-1]}.")
+    for i, (before, after) in enumerate(pairwise(values)):
+        if after < before:
+            raise ValueError(f"{rule}; entry {i + 1} is {after}, after {before}.")
+
+
+def _check_tensor(name: str, x: object, device: torch.device) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name} must be a torch tensor, got {type(x).__name__}. Use torch.as_tensor.")
+    if x.device != device:
+        raise ValueError(f"{name} must be on the device of q ({device}), got {x.device}.")
+
+
+def check_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor | None) -> None:
+    """Shapes, dtypes and devices of queries, caches and block table; what the table says is checked where it runs."""
+    if table is None:
+        check_qkv(q, k, v)
+        return
+    for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
+        if not isinstance(x, torch.Tensor) or x.dim() != 4:
+            got = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            shape = "batch, heads, queries" if name == "q" else "pages, KV heads, page size"
+            raise ValueError(f"With block_table {name} must be a tensor ({shape}, head dimension), got {got}.")
+    if k.shape[:3] != v.shape[:3] or 0 in k.shape[:3]:
+        raise ValueError(
+            "With block_table k_cache and v_cache must have the same pages, KV heads and page size, all at least 1; "
+            f"got {tuple(k.shape)}, {tuple(v.shape)}."
+        )
+    # A page in the place of each sequence's keys: nothing that is left to check depends on the number of pages.
+    check_qkv(q, *(x[:1].expand(q.shape[0], -1, -1, -1) for x in (k, v)))
+    _check_tensor("block_table", table, q.device)
+    if table.dim() != 2 or table.shape[0] != q.shape[0] or table.dtype != torch.int32:
+        raise ValueError(
+            f"block_table must be int32 of shape (batch, pages of a sequence) = ({q.shape[0]}, …), "
+            f"got {table.dtype} {tuple(table.shape)}. Use .to(torch.int32)."
+        )
+
+
+def check_lengths(
+    lengths: torch.Tensor | int | None, q: torch.Tensor, capacity: int
+) -> tuple[torch.Tensor | None, int]:
+    """The lengths, if they are not all one, and what none exceeds; a tensor's values are checked where it runs."""
+    if lengths is None:
+        return None, capacity
+    if isinstance(lengths, torch.Tensor):
+        _check_tensor("lengths", lengths, q.device)
+        if tuple(lengths.shape) != (q.shape[0],) or lengths.dtype != torch.int32:
+            raise ValueError(
+                f"lengths must be int32 of shape (batch,) = ({q.shape[0]},), got {lengths.dtype} "
+                f"{tuple(lengths.shape)}. Use .to(torch.int32)."
+            )
+        return lengths, capacity
+    if isinstance(lengths, bool) or not isinstance(lengths, int) or not 0 <= lengths <= capacity:
+        raise ValueError(
+            f"lengths must be an int32 tensor or a whole number, 0 to the cache's capacity {capacity}; got {lengths!r}."
+        )
+    return None, lengths
+
+
+def check_cache_values(
+    lengths: torch.Tensor | None, table: torch.Tensor | None, capacity: int, pages: int, page_size: int
+) -> None:
+    """Lengths of 0 to the capacity, and pages that exist wherever a sequence has keys.
+
+    A version of a tensor is read once: that waits for the GPU. While a CUDA graph is captured nothing can be read;
+    what is replayed is not checked.
+    """
+    given = lengths if lengths is not None else table
+    if given is None or (given.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    counts = [capacity] * len(given) if lengths is None else _read_once(lengths, None)
+    if counts and not 0 <= min(counts) <= max(counts) <= capacity:
+        b, count = next((b, count) for b, count in enumerate(counts) if not 0 <= count <= capacity)
+        raise ValueError(
+            f"lengths must be 0 to the cache's capacity {capacity}, got {count} for sequence {b}. "
+            "Take a larger cache (with block_table: a wider table), or keep fewer keys."
+        )
+    for b, (count, right) in enumerate(zip(counts, [] if table is None else _read_once(table, pages), strict=False)):
+        if table is not None and count > right * page_size:
+            raise ValueError(
+                f"block_table must hold pages 0 to {pages - 1} wherever a sequence has keys, "
+                f"got {table[b, right].item()} for page {right} of sequence {b}, which has {count} keys."
+            )
+
+
+_READ: dict[int, tuple[weakref.ref[torch.Tensor], int, int | None, list[int]]] = {}
+
+
+def _read_once(x: torch.Tensor, pages: int | None) -> list[int]:
+    """The values of x; with `pages`, how many entries of each row come before the first that is not one of so many.
+
+    A tensor made in inference mode has no version: it is read every time. The key is an id, since tensors compare
+    element by element; the reference tells whether the tensor of that id is still the same.
+    """
+    version = -1 if x.is_inference() else x._version
+    known = _READ.get(id(x))
+    if known is not None and version >= 0 and known[0]() is x and known[1:3] == (version, pages):
+        return known[3]
+    if pages is None:
+        values: list[int] = x.tolist()
+    else:
+        values = ((x >= 0) & (x < pages)).int().cumprod(1).sum(1).tolist()
+    key = id(x)
+    _READ[key] = (weakref.ref(x, lambda _: _READ.pop(key, None)), version, pages, values)
+    return values

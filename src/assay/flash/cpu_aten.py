@@ -1,0 +1,169 @@
+"""PyTorch's own flash attention for CPUs, where it can do what is asked: which calls it takes, and what it needs.
+
+Its output and LSE are right for any lengths, heads (GQA too) and masks, but for these: it divides by zero when a
+length is 0; it takes no strides in the last dimension and one head dimension only; its causal mask begins at the top
+left; a row that sees nothing has the LSE 0; −inf in its mask does not hide a NaN; its backward sums dK and dV up in
+the dtype of K, block by block over the queries and over a group's heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from assay.flash.call import Call, Gradients
+from assay.flash.layout import as_gradient, empty_gradient
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+ROWS = 2048
+"""Rows that a bf16 backward may take at once: summed up in bf16, a gradient loses more the more blocks it is of."""
+
+
+def takes(call: Call) -> bool:
+    """Whether PyTorch's kernel computes this call."""
+    special = (call.softcap, call.slopes, call.sinks, call.cu_seqlens_q)
+    lengths = (call.q.numel(), call.k.numel())
+    if call.dropout or any(x is not None for x in special) or not all(lengths):
+        return False
+    return call.q.shape[-1] == call.v.shape[-1] and _band(call) is not None
+
+
+def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the LSE."""
+    given, call = call, _prepared(call)
+    out, lse = _forward(call.q, call.k, call.v, 0.0, _is_causal(call), attn_mask=call.bias, scale=call.scale)
+    lse = lse.contiguous()
+    if given.bias is not None and (lse == 0).any():
+        lse = lse.masked_fill(_empty(given.bias, call.q.shape[2] if _is_causal(call) else None), -torch.inf)
+    return out.to(given.q.dtype), lse
+
+
+def backward(call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor) -> Gradients:
+    """The gradients of q, k and v, for an LSE that has none."""
+    given, call = call, _prepared(call)
+    out, dout = _dense(out, call.q.dtype), _dense(dout, call.q.dtype)
+    if given.bias is not None:
+        lse = lse.masked_fill(lse == -torch.inf, 0.0)
+    repeats = call.group > 1 and (call.q.dtype == torch.bfloat16 or call.k.shape[1] == 1)
+    if repeats:
+        # The kernel sums a group up in bf16, and on one thread: with a K for every query head the sum is ours.
+        call = replace(call, k=_repeated(call.k, call.group), v=_repeated(call.v, call.group))
+    if call.q.dtype == torch.bfloat16 and call.q.shape[2] > ROWS:
+        grads = _by_rows(call, out, lse, dout)
+    else:
+        grads = _grads(call, out, lse, dout, _is_causal(call))
+    dq, dk, dv = grads
+    if repeats:
+        dk, dv = (x.unflatten(1, (-1, given.group)).sum(2, dtype=_sum_dtype(x)) for x in (dk, dv))
+    dq, dk, dv = (as_gradient(x.to(given.q.dtype)) for x in (dq, dk, dv))
+    return Gradients(dq, dk, dv, None, None)
+
+
+def _grads(
+    call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = _backward(dout, call.q, call.k, call.v, out, lse, 0.0, causal, attn_mask=call.bias, scale=call.scale)
+    return dq, dk, dv
+
+
+def _by_rows(
+    call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients from `ROWS` rows at a time, summed up in FP32.
+
+    Given the LSE, the share of each part of the keys stands alone: causal rows take the keys before them whole, then
+    their own square.
+    """
+    queries, keys, causal = call.q.shape[2], call.k.shape[2], _is_causal(call)
+    dq, dk, dv = (empty_gradient(x, torch.float32).zero_() for x in (call.q, call.k, call.v))
+    for first in range(0, queries, ROWS):
+        rows = slice(first, min(first + ROWS, queries))
+        for of_keys, square in ((slice(0, first), False), (rows, True)) if causal else ((slice(0, keys), False),):
+            if of_keys.stop == of_keys.start:
+                continue
+            bias = None if call.bias is None else _cut(call.bias, rows, of_keys)
+            part = replace(
+                call, q=call.q[:, :, rows], k=call.k[:, :, of_keys], v=call.v[:, :, of_keys], bias=bias, right=None
+            )
+            shares = _grads(part, out[:, :, rows], lse[:, :, rows], dout[:, :, rows], square)
+            for total, share, where in zip((dq, dk, dv), shares, (rows, of_keys, of_keys), strict=True):
+                total[:, :, where] += share
+    return dq, dk, dv
+
+
+def _prepared(call: Call) -> Call:
+    """The call as the kernel can take it: the last dimension dense, a float mask, FP16 as FP32.
+
+    In FP16 PyTorch's kernel takes up to ten times as long as in FP32, on CPUs that do not multiply FP16 themselves.
+    """
+    dtype = torch.float32 if call.q.dtype == torch.float16 else call.q.dtype
+    if call.bias is None and all(x.dtype == dtype and x.stride(-1) == 1 for x in (call.q, call.k, call.v)):
+        return call
+    q, k, v = (_dense(x, dtype) for x in (call.q, call.k, call.v))
+    bias = call.bias
+    if bias is not None and bias.dtype == torch.bool:
+        k, v = _without_unseen(k, v, bias.tril() if _is_causal(call) and bias.shape[-2] > 1 else bias)
+        bias = torch.zeros((), dtype=dtype).where(bias, -torch.inf)
+    elif bias is not None and bias.dtype != dtype:
+        bias = bias.to(_sum_dtype(q))
+    return replace(call, q=q, k=k, v=v, bias=bias)
+
+
+def _repeated(x: torch.Tensor, group: int) -> torch.Tensor:
+    """K or V for every query head; one head is not even copied."""
+    return x[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
+
+
+def _without_unseen(k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V with 0 for keys that no row sees, whose NaN would reach every row."""
+    seen = _any(mask, -2)
+    if seen.all() or (k.sum() + v.sum()).isfinite():
+        return k, v
+    if seen.shape[1] > 1:
+        seen = seen.unflatten(1, (k.shape[1], -1)).any(2)
+    unseen = ~seen[..., None]
+    return k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+
+
+def _empty(bias: torch.Tensor, causal_rows: int | None) -> torch.Tensor:
+    """Rows that see no key. Causal rows see nothing either if the first key left to them comes after them."""
+    visible = bias if bias.dtype == torch.bool else bias != -torch.inf
+    empty = ~_any(visible, -1)
+    if causal_rows is None:
+        return empty
+    return empty | (visible.to(torch.uint8).argmax(-1) > torch.arange(causal_rows))
+
+
+def _any(mask: torch.Tensor, dim: int) -> torch.Tensor:
+    return mask.view(torch.uint8).amax(dim).bool()  # `any` takes forty times as long
+
+
+def _band(call: Call) -> str | None:
+    """What positions hide: nothing ("all"), later keys ("causal"), or something the kernel has no name for (None)."""
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    if call.left is not None and call.left < keys - 1:
+        return None
+    if call.right is None or call.right >= queries - 1:
+        return "all"
+    return "causal" if call.right == 0 and queries == keys else None
+
+
+def _is_causal(call: Call) -> bool:
+    return _band(call) == "causal"
+
+
+def _cut(bias: torch.Tensor, rows: slice, keys: slice) -> torch.Tensor:
+    bias = bias[..., rows, :] if bias.shape[-2] > 1 else bias
+    return bias[..., keys] if bias.shape[-1] > 1 else bias
+
+
+def _dense(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    x = x.to(dtype)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _sum_dtype(x: torch.Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

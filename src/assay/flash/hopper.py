@@ -1,0 +1,103 @@
+"""When and how the Hopper kernels run."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from assay.flash.call import SHIPPED, Call
+from assay.flash.kernels.hopper_forward import attention_forward_hopper
+from assay.flash.kernels.tile import Scores, Span
+
+DIMS: tuple[int, ...] = (128, 256)
+
+
+def takes(call: Call) -> bool:
+    """Whether the Hopper kernel can do the call, and is the faster one."""
+    block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
+    return (
+        call.q.is_cuda
+        and _is_hopper(call.q.device.index)
+        and call.q.dtype in (torch.bfloat16, torch.float16)
+        and block in DIMS
+        and not call.packed
+        and call.bias is None
+        and call.dropout == 0
+        and call.scale != 0
+        and call.numerics == SHIPPED
+    )
+
+
+def forward(
+    call: Call,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    span: Span,
+    scores: Scores,
+) -> None:
+    """Fill `out` and `lse`."""
+    dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
+    batches, heads = q.shape[:2]
+    tiles = triton.cdiv(q.shape[2], 128) * batches * heads
+    attention_forward_hopper[(min(tiles, _processors(q.device.index)),)](
+        _tiles(q, 64, dim),
+        _tiles(k, keys, dim),
+        _tiles(v, keys, value_dim),
+        out,
+        out.stride()[:3],
+        lse,
+        call.sinks,
+        torch.zeros(1, dtype=torch.int32, device=q.device),
+        span,
+        scores,
+        batches,
+        heads,
+        call.group,
+        v.shape[3],
+        dim,
+        value_dim,
+        keys,
+        dim <= 128,
+        240,
+        num_warps=4,
+    )
+
+
+def columns(call: Call) -> int:
+    """Keys of a block: as many as the registers hold."""
+    return 128 if max(call.q.shape[3], call.v.shape[3]) <= 128 else 64
+
+
+def padded(dim: int) -> int:
+    """The head dimension padded to a power of two."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+@cache
+def _processors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+@cache
+def _is_hopper(index: int) -> bool:
+    return torch.cuda.get_device_capability(index)[0] == 9
+
+
+def _tiles(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
+    """The tensor cut into blocks for the copy engine, with the layout they have in shared memory."""
+    strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, dims], _layout(rows, dims, x.dtype))
+
+
+@cache
+def _layout(rows: int, dims: int, dtype: torch.dtype) -> Any:
+    name = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dims], name)

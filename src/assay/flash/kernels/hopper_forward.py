@@ -1,0 +1,356 @@
+"""Forward on Hopper: warps with roles. One loads, two compute, and the tensor cores never wait for the softmax.
+
+A tile is 128 rows of one head. Four warps (the producer) bring K and V by the copy engine (TMA), two stages ahead; two
+warpgroups (the consumers) have 64 rows each. A consumer issues Q·Kᵀ of the next block and P·V of this one together, and
+computes the softmax of the first while the second runs. Blocks of keys come from right to left: the masked ones first.
+A CTA stays and takes tile after tile, the long ones first: whoever is free takes the next (an atomic counter), and its
+loads begin while the last tile is still being finished.
+
+The arithmetic is that of `forward.attention_forward`; what it cannot do (bias, dropout, FP32, knobs) goes there.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+CONSUMERS = gl.constexpr(2)
+ROWS = gl.constexpr(64)  # of a consumer
+STAGES = gl.constexpr(2)
+TOGETHER = gl.constexpr(4)  # heads
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+class Buffers(NamedTuple):
+    """Shared memory and the barriers that say when it is full and when it may be written again."""
+
+    q: Any
+    k: Any
+    v: Any
+    q_full: Any
+    q_empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+    next: Any
+    """The number of the next tile, from the producer to the consumers."""
+    next_full: Any
+    next_empty: Any
+
+
+class Work(NamedTuple):
+    """One tile."""
+
+    batch: Any
+    head: Any
+    kv_head: Any
+    first_row: Any
+    len_q: Any
+    len_k: Any
+    begin: Any
+    """Blocks of keys: those from begin to end are seen, those between the middle two by every row, whole."""
+    whole_begin: Any
+    whole_end: Any
+    end: Any
+
+
+@gluon.jit
+def work_of(tile, span, batches, heads, group, COLUMNS: gl.constexpr):
+    """A tile's rows, and which blocks of keys they see.
+
+    Tiles go by four heads, whose K and V stay in the cache; of these, those of late rows, which see more, go first.
+    """
+    blocks = gl.cdiv(span.queries, ROWS * CONSUMERS)
+    first_head = tile // (blocks * TOGETHER) * TOGETHER
+    together = gl.minimum(batches * heads - first_head, TOGETHER)
+    number = tile - first_head * blocks
+    any_head = first_head + number % together
+    batch, head = any_head // heads, any_head % heads
+    first = (blocks - 1 - number // together) * (ROWS * CONSUMERS)
+    last = gl.minimum(first + ROWS * CONSUMERS, span.queries) - 1
+    shift = span.keys - span.queries
+    begin = 0
+    end = gl.cdiv(span.keys, COLUMNS)
+    whole_begin = 0
+    whole_end = span.keys // COLUMNS
+    if span.right is not None:
+        end = gl.minimum(end, gl.cdiv(gl.maximum(last + shift + span.right + 1, 0), COLUMNS))
+        whole_end = gl.minimum(whole_end, gl.maximum(first + shift + span.right + 1, 0) // COLUMNS)
+    if span.left is not None:
+        begin = gl.minimum(gl.maximum(first + shift - span.left, 0) // COLUMNS, end)
+        whole_begin = gl.cdiv(gl.maximum(last + shift - span.left, 0), COLUMNS)
+    end = gl.maximum(end, begin + 1)  # rows that see nothing go over one block, all of it masked
+    whole_begin = gl.minimum(gl.maximum(whole_begin, begin), end)
+    whole_end = gl.minimum(gl.maximum(whole_end, whole_begin), end)
+    return Work(batch, head, head // group, first, span.queries, span.keys, begin, whole_begin, whole_end, end)
+
+
+@gluon.jit
+def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group, COLUMNS: gl.constexpr):
+    """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
+    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    tiles = gl.cdiv(span.queries, ROWS * CONSUMERS) * batches * heads
+    tile = gl.program_id(0)
+    count = 0
+    step = 0
+    while tile < tiles:
+        work = work_of(tile, span, batches, heads, group, COLUMNS)
+        for consumer in gl.static_range(CONSUMERS):
+            mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
+            mbarrier.expect(buffers.q_full.index(consumer), q_tiles.block_type.nbytes)
+            place = [work.batch, work.head, work.first_row + consumer * ROWS, 0]
+            tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(consumer), buffers.q.index(consumer))
+        for back in range(work.end - work.begin):
+            place = [work.batch, work.kv_head, (work.end - 1 - back) * COLUMNS, 0]
+            stage = step % STAGES
+            phase = ((step // STAGES) & 1) ^ 1
+            mbarrier.wait(buffers.k_empty.index(stage), phase)
+            mbarrier.expect(buffers.k_full.index(stage), k_tiles.block_type.nbytes)
+            tma.async_copy_global_to_shared(k_tiles, place, buffers.k_full.index(stage), buffers.k.index(stage))
+            mbarrier.wait(buffers.v_empty.index(stage), phase)
+            mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
+            tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), buffers.v.index(stage))
+            step += 1
+        # Taken only now: a tile claimed early may wait here while another CTA is free.
+        tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
+        slot = count & 1
+        mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
+        buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
+        mbarrier.arrive(buffers.next_full.index(slot), count=1)
+        count += 1
+
+
+@gluon.jit
+def tanh(x):
+    """Of FP32: 1 − 2 / (1 + e^2x); small arguments lose bits that 16-bit inputs do not have."""
+    return 1.0 - 2.0 / (1.0 + gl.exp2(x * (2.0 * LOG2_E)))
+
+
+@gluon.jit
+def softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores, MASKED: gl.constexpr):
+    """One block's scores → P, the new maximum and row sum, and the factor for what came before."""
+    LINEAR: gl.constexpr = scores.cap is None and scores.slopes is None
+    keys = gl.expand_dims(start + columns, 0)
+    position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
+    if scores.cap is not None:
+        s = tanh(s * scores.scale) * scores.cap
+    elif not LINEAR:
+        s = s * scores.scale
+    if scores.slopes is not None:
+        s -= slope * gl.abs((position - keys).to(gl.float32))
+    if MASKED:
+        seen = keys < work.len_k
+        if span.right is not None:
+            seen &= keys <= position + span.right
+        if span.left is not None:
+            seen &= keys >= position - span.left
+        s = gl.where(seen, s, float("-inf"))
+    if LINEAR:
+        latest = gl.maximum(maximum, gl.max(s, 1) * scores.scale)
+    else:
+        latest = gl.maximum(maximum, gl.max(s, 1))
+    reference = latest
+    if MASKED:
+        reference = gl.where(latest == float("-inf"), 0.0, latest)
+    if LINEAR:
+        p = gl.exp2(s * scores.scale - gl.expand_dims(reference, 1))
+    else:
+        p = gl.exp2(s - gl.expand_dims(reference, 1))
+    factor = gl.exp2(maximum - reference)
+    return p, latest, row_sum * factor + gl.sum(p, 1), factor
+
+
+@gluon.jit
+def over_blocks(
+    first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work, span, scores,
+    COLUMNS: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile.
+
+    On entry P of the block before waits for its product with V; on exit that of the last.
+    """
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    for back in range(first, last):
+        step = earlier + back
+        before, stage = (step - 1) % STAGES, step % STAGES
+        mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
+        empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
+        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
+        output = warpgroup_mma(p, buffers.v.index(before), output, is_async=True)
+        s = warpgroup_mma_wait(1, deps=(s,))
+        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+        start = (work.end - 1 - back) * COLUMNS
+        exps, maximum, row_sum, factor = softmax(
+            s, maximum, row_sum, start, rows, columns, slope, work, span, scores, MASKED
+        )
+        output = warpgroup_mma_wait(0, deps=(output,))
+        mbarrier.arrive(buffers.v_empty.index(before), count=1)
+        output = output * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
+        p = gl.convert_layout(exps.to(p.dtype), p.type.layout)
+    return p, output, maximum, row_sum
+
+
+@gluon.jit
+def consume(
+    out, out_strides, lse, sinks, span, scores, batches, heads, group, buffers,
+    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
+    COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Its 64 rows of tile after tile."""
+    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    tiles = gl.cdiv(span.queries, ROWS * CONSUMERS) * batches * heads
+    tile = gl.program_id(0)
+    count = 0
+    step = 0
+    while tile < tiles:
+        work = work_of(tile, span, batches, heads, group, COLUMNS)
+        attend(
+            out, out_strides, lse, sinks, span, scores, heads, buffers, work, count, step,
+            consumer, VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS,
+        )  # fmt: skip
+        step += work.end - work.begin
+        slot = count & 1
+        mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
+        tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
+        mbarrier.arrive(buffers.next_empty.index(slot), count=1)
+        count += 1
+
+
+@gluon.jit
+def attend(
+    out, out_strides, lse, sinks, span, scores, heads, buffers, work, count, earlier,
+    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
+    COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_VALUE_DIM, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, ROW_LAYOUT)
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT))
+    slope = 0.0
+    if scores.slopes is not None:
+        slope = gl.load(scores.slopes + work.batch * heads + work.head) * LOG2_E
+    maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
+    row_sum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
+    if sinks is not None:  # one more key, which has no value
+        maximum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT) + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
+        row_sum += 1.0
+    output = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
+
+    mbarrier.wait(buffers.q_full.index(consumer), count & 1)
+    q = buffers.q.index(consumer)
+    if Q_IN_REGISTERS:
+        q = q.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
+        fence_async_shared()
+        mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
+    stage = earlier % STAGES
+    mbarrier.wait(buffers.k_full.index(stage), (earlier // STAGES) & 1)
+    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
+    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+    start = (work.end - 1) * COLUMNS
+    exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores, True)
+    p = gl.convert_layout(exps.to(buffers.v.dtype), P_LAYOUT)
+    right = gl.maximum(work.end - work.whole_end, 1)
+    left = gl.maximum(work.end - work.whole_begin, right)
+    p, output, maximum, row_sum = over_blocks(
+        1, right, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work, span, scores,
+        COLUMNS, True,
+    )  # fmt: skip
+    p, output, maximum, row_sum = over_blocks(
+        right, left, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work, span, scores,
+        COLUMNS, False,
+    )  # fmt: skip
+    if span.left is not None:
+        p, output, maximum, row_sum = over_blocks(
+            left, work.end - work.begin, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work,
+            span, scores, COLUMNS, True,
+        )  # fmt: skip
+    if not Q_IN_REGISTERS:
+        mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
+    step = earlier + work.end - work.begin - 1
+    mbarrier.wait(buffers.v_full.index(step % STAGES), (step // STAGES) & 1)
+    output = warpgroup_mma(p, buffers.v.index(step % STAGES), output, is_async=True)
+    output = warpgroup_mma_wait(0, deps=(output,))
+    mbarrier.arrive(buffers.v_empty.index(step % STAGES), count=1)
+
+    inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
+    output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
+    place = (work.batch * heads + work.head).to(gl.int64) * work.len_q
+    gl.store(lse + place + rows, (maximum + gl.log2(row_sum)) * LN_2, mask=rows < work.len_q)
+    STORE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    output = gl.convert_layout(output.to(out.dtype.element_ty), STORE)
+    out_rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, STORE))
+    dims = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, STORE))
+    out += work.batch.to(gl.int64) * out_strides[0] + work.head.to(gl.int64) * out_strides[1]
+    place = gl.expand_dims(out_rows.to(gl.int64) * out_strides[2], 1) + gl.expand_dims(dims, 0)
+    mask = gl.expand_dims(out_rows < work.len_q, 1) & gl.expand_dims(dims < VALUE_DIM, 0)
+    gl.store(out + place, output, mask=mask)
+
+
+@gluon.jit
+def shared(dtype: gl.constexpr, number: gl.constexpr, rows: gl.constexpr, dims: gl.constexpr):
+    """So many tiles of shared memory."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, dims], dtype)
+    return gl.allocate_shared_memory(dtype, [number, rows, dims], LAYOUT)
+
+
+@gluon.jit
+def barriers(number: gl.constexpr, arrivals: gl.constexpr):
+    """So many barriers, each of which opens after so many arrivals."""
+    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(bars.index(i), count=arrivals)
+    return bars
+
+
+@gluon.jit
+def attention_forward_hopper(
+    q_tiles, k_tiles, v_tiles, out, out_strides, lse, sinks, counter, span, scores, batches, heads, group,
+    VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr,
+    Q_IN_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid: as many CTAs as run at once. `counter` is 0 at the start."""
+    dtype: gl.constexpr = q_tiles.dtype
+    buffers = Buffers(
+        q=shared(dtype, CONSUMERS, ROWS, BLOCK_DIM),
+        k=shared(dtype, STAGES, COLUMNS, BLOCK_DIM),
+        v=shared(dtype, STAGES, COLUMNS, BLOCK_VALUE_DIM),
+        q_full=barriers(CONSUMERS, 1),
+        q_empty=barriers(CONSUMERS, 1),
+        k_full=barriers(STAGES, 1),
+        k_empty=barriers(STAGES, CONSUMERS),
+        v_full=barriers(STAGES, 1),
+        v_empty=barriers(STAGES, CONSUMERS),
+        next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        next_full=barriers(2, 1),
+        next_empty=barriers(2, CONSUMERS),
+    )
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group, COLUMNS)),
+            (consume, (out, out_strides, lse, sinks, span, scores, batches, heads, group, buffers, 0,
+                       VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS)),
+            (consume, (out, out_strides, lse, sinks, span, scores, batches, heads, group, buffers, 1,
+                       VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS)),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )  # fmt: skip

@@ -1,0 +1,245 @@
+"""What forward and backward share: which keys a row sees, the scores of one tile, dropout.
+
+Scores are in units of log₂, so that exp2 gives P. A query's position is its row plus (keys − queries): the last query
+stands beside the last key.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+class Span(NamedTuple):
+    """Which rows and keys there are, and which keys a row sees. None switches a thing off at compile time."""
+
+    queries: Any
+    """Dense: of every sequence."""
+    keys: Any
+    left: Any
+    """Keys up to this far before the query's position."""
+    right: Any
+    """Keys up to this far after it."""
+    cu_q: Any
+    """Packed: (sequences + 1,) where the rows of each begin."""
+    cu_k: Any
+    sequences: Any
+    """Packed: how many."""
+
+
+class Scores(NamedTuple):
+    """What becomes of Q·Kᵀ. None switches a thing off at compile time."""
+
+    scale: Any
+    """To units of log₂; before a softcap: to units of the cap."""
+    cap: Any
+    """The softcap, in units of log₂."""
+    slopes: Any
+    """(B, H) FP32, of ALiBi."""
+    bias: Any
+    """Float (added) or bool as uint8 (0 hides)."""
+    bias_strides: Any
+    """Of batch, head, row, key."""
+
+
+class Dropout(NamedTuple):
+    """None in place of `seed` switches it off."""
+
+    seed: Any
+    """One int64."""
+    threshold: Any
+    """A random 32-bit word below this drops the element."""
+    inverse: Any
+    """1 / (1 − share dropped)."""
+
+
+@triton.jit
+def place_of(
+    cu: tl.tensor, sequences: tl.tensor, tile: tl.tensor, SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Packed: the sequence that the tile-th tile of SIZE rows belongs to, its number there, and how many there are.
+
+    Beyond the last tile the sequence is `sequences`.
+    """
+    found = tl.full((), 0, tl.int32)
+    earlier = tl.full((), 0, tl.int32)
+    seen = tl.full((), 0, tl.int32)
+    own = tl.full((), 0, tl.int32)
+    for first in range(0, sequences, 128):
+        i = first + tl.arange(0, 128)
+        there = i < sequences
+        tiles = tl.load(cu + i + 1, mask=there, other=0) - tl.load(cu + i, mask=there, other=0)
+        tiles = (tiles + SIZE - 1) // SIZE
+        last = seen + tl.cumsum(tiles, 0)
+        before = there & (last <= tile)
+        found += tl.sum(before.to(tl.int32), 0)
+        earlier += tl.sum(tl.where(before, tiles, 0), 0)
+        own += tl.sum(tl.where(there & (last > tile) & (last - tiles <= tile), tiles, 0), 0)
+        seen += tl.sum(tiles, 0)
+    return found, tile - earlier, own
+
+
+@triton.jit
+def bounds(span: tl.tuple, batch: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """First row, first key, rows and keys of a sequence."""
+    if span.cu_q is None:
+        return 0, 0, span.queries, span.keys
+    else:
+        first_row, first_key = tl.load(span.cu_q + batch), tl.load(span.cu_k + batch)
+        return (
+            first_row,
+            first_key,
+            tl.load(span.cu_q + batch + 1) - first_row,
+            tl.load(span.cu_k + batch + 1) - first_key,
+        )
+
+
+@triton.jit
+def keys_of_rows(
+    first: tl.tensor, rows: tl.tensor, keys: tl.tensor, span: tl.tuple, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The blocks of keys that rows `first`… see: from begin to end, all of them whole between the middle two."""
+    last = tl.minimum(first + ROWS, rows) - 1
+    shift = keys - rows
+    begin, end = 0, tl.cdiv(keys, COLUMNS)
+    whole_begin, whole_end = 0, keys // COLUMNS
+    if span.right is not None:
+        end = tl.minimum(end, tl.cdiv(tl.maximum(last + shift + span.right + 1, 0), COLUMNS))
+        whole_end = tl.minimum(whole_end, tl.maximum(first + shift + span.right + 1, 0) // COLUMNS)
+    if span.left is not None:
+        begin = tl.minimum(tl.maximum(first + shift - span.left, 0) // COLUMNS, end)
+        whole_begin = tl.cdiv(tl.maximum(last + shift - span.left, 0), COLUMNS)
+    whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
+    whole_end = tl.minimum(tl.maximum(whole_end, whole_begin), end)
+    return begin, whole_begin, whole_end, end
+
+
+@triton.jit
+def rows_of_keys(
+    first: tl.tensor, rows: tl.tensor, keys: tl.tensor, span: tl.tuple, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The blocks of rows that see keys `first`…: from begin to end, all of them whole between the middle two.
+
+    Rows beyond the last need no mask: their LSE is +∞, so that their P is 0.
+    """
+    last = tl.minimum(first + COLUMNS, keys) - 1
+    shift = keys - rows
+    begin, end = 0, tl.cdiv(rows, ROWS)
+    whole_begin, whole_end = 0, end
+    if span.cu_q is not None:  # behind the last row stands another sequence
+        whole_end = rows // ROWS
+    if span.right is not None:
+        begin = tl.minimum(tl.maximum(first - shift - span.right, 0) // ROWS, end)
+        whole_begin = tl.cdiv(tl.maximum(last - shift - span.right, 0), ROWS)
+    if span.left is not None:
+        end = tl.minimum(end, tl.cdiv(tl.maximum(last - shift + span.left + 1, 0), ROWS))
+        begin = tl.minimum(begin, end)
+        whole_end = tl.minimum(whole_end, tl.maximum(first - shift + span.left + 1, 0) // ROWS)
+    whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
+    whole_end = tl.minimum(tl.maximum(whole_end, whole_begin), end)
+    if first + COLUMNS > keys:  # some of the keys are not there: no block is whole
+        whole_end = whole_begin
+    return begin, whole_begin, whole_end, end
+
+
+@triton.jit
+def without(tile: tl.tensor, first: tl.tensor, length: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """A packed tile with 0 in place of the next sequence's rows: 0·NaN would be NaN."""
+    return tl.where((first + tl.arange(0, SIZE) < length)[:, None], tile, 0.0)
+
+
+@triton.jit
+def visible(rows: tl.tensor, keys: tl.tensor, len_q: tl.tensor, len_k: tl.tensor, span: tl.tuple) -> tl.tensor:
+    """Which keys each row sees; `rows` and `keys` broadcast against each other, either way round."""
+    seen = (keys < len_k) & (rows >= 0)
+    position = rows + (len_k - len_q)
+    if span.right is not None:
+        seen &= keys <= position + span.right
+    if span.left is not None:
+        seen &= keys >= position - span.left
+    return seen
+
+
+@triton.jit
+def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
+    """With EXACT small arguments keep all their bits: there the exponential's form cancels."""
+    far = 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2_E)))
+    if EXACT:
+        y = x * x
+        near = x * (1.0 + y * (-1.0 / 3.0 + y * (2.0 / 15.0 + y * (-17.0 / 315.0 + y * (62.0 / 2835.0)))))
+        return tl.where(tl.abs(x) < 0.2, near, far)
+    else:
+        return far
+
+
+@triton.jit
+def adjust(
+    s: tl.tensor,
+    rows: tl.tensor,
+    keys: tl.tensor,
+    len_q: tl.tensor,
+    len_k: tl.tensor,
+    slope: tl.tensor,
+    bias: tl.tensor,
+    scores: tl.tuple,
+    EXACT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Q·Kᵀ → scores in units of log₂, and the softcap's tanh; `bias` points to this head's."""
+    if scores.cap is None:
+        bent = s
+        s = s * scores.scale
+    else:
+        bent = tanh(s * scores.scale, EXACT)
+        s = bent * scores.cap
+    if scores.slopes is not None:
+        s -= slope * tl.abs((rows + (len_k - len_q) - keys).to(tl.float32))
+    if scores.bias is not None:
+        place = rows.to(tl.int64) * scores.bias_strides[2] + keys.to(tl.int64) * scores.bias_strides[3]
+        value = tl.load(bias + place, mask=(rows < len_q) & (keys < len_k), other=0)
+        if bias.dtype.element_ty == tl.uint8:
+            s = tl.where(value != 0, s, float("-inf"))
+        else:
+            s += value.to(tl.float32) * LOG2_E
+    return s, bent
+
+
+@triton.jit
+def probabilities(
+    s: tl.tensor,
+    lse: tl.tensor,
+    rows: tl.tensor,
+    keys: tl.tensor,
+    len_q: tl.tensor,
+    len_k: tl.tensor,
+    span: tl.tuple,
+    scores: tl.tuple,
+    slope: tl.tensor,
+    bias: tl.tensor,
+    LINEAR: tl.constexpr,
+    EXACT: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """P of a tile from Q·Kᵀ and the LSE, and the softcap's tanh; rows and keys either way round."""
+    bent = s
+    if not LINEAR:
+        s, bent = adjust(s, rows, keys, len_q, len_k, slope, bias, scores, EXACT)
+    if MASKED:
+        s = tl.where(visible(rows, keys, len_q, len_k, span), s, float("-inf"))
+    if LINEAR:
+        s = s * scores.scale
+    return tl.exp2(s - lse), bent
+
+
+@triton.jit
+def kept(dropout: tl.tuple, head: tl.tensor, rows: tl.tensor, keys: tl.tensor) -> tl.tensor:
+    """Which elements dropout keeps: the same for the same seed, head, row and key, forward and backward."""
+    zero = (rows + keys) * 0
+    seed = tl.load(dropout.seed)
+    word, _, _, _ = tl.philox(seed, zero + keys, zero + rows, zero + head, zero)
+    return word >= dropout.threshold

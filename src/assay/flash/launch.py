@@ -1,0 +1,280 @@
+"""Runs the Triton kernels on one `Call`: layouts, tiles, grids."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from assay.flash import hopper
+from assay.flash.call import Call, Gradients
+from assay.flash.hopper import padded
+from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, prepare_backward
+from assay.flash.kernels.bias import attention_backward_bias
+from assay.flash.kernels.forward import Knobs, attention_forward
+from assay.flash.kernels.tile import Dropout, Scores, Span
+from assay.flash.layout import empty_gradient, empty_output
+from assay.flash.numerics import Numerics
+from assay.flash.tuning import Tile, tile_for
+
+_LOG2_E = 1.4426950408889634
+
+
+def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output in q's dtype, and the LSE (B, H, queries) in FP32."""
+    out = empty_output(call.q, call.v.shape[3])
+    lse = torch.empty(call.q.shape[:3], dtype=torch.float32, device=call.q.device)
+    if out.shape[0] == 0 or out.shape[2] == 0 or call.k.shape[2] == 0:
+        return out.zero_(), _lse_of_nothing(call, lse)
+    if hopper.takes(call):
+        hopper.forward(call, *_positive_scale(call), out, lse, _span(call), _scores(call))
+    else:
+        _forward(call, out, lse)
+    return out, lse
+
+
+def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
+    q, k, v = _positive_scale(call)
+    heads, queries = q.shape[1:3]
+    block_dim, block_value_dim, tile = padded(q.shape[3]), padded(v.shape[3]), tile_for("forward", call)
+    attention_forward[_grid(call, call.cu_seqlens_q, queries, heads, tile.rows)](
+        _tiles(q, tile.rows, block_dim),
+        _tiles(k, tile.columns, block_dim),
+        _tiles(v, tile.columns, block_value_dim),
+        out,
+        out.stride()[:3],
+        lse,
+        call.sinks,
+        _span(call),
+        _scores(call),
+        _dropout(call),
+        _knobs(call.numerics, v.dtype),
+        heads,
+        call.group,
+        v.shape[3],
+        tile.rows,
+        tile.columns,
+        block_dim,
+        block_value_dim,
+        _linear(call),
+        _precision(call),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def backward(
+    call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None, needs_bias: bool
+) -> Gradients:
+    """The gradients of everything that has one."""
+    q, k, v = _positive_scale(call)
+    batch, heads, queries, dim = q.shape
+    keys, kv_heads, value_dim = k.shape[2], k.shape[1], v.shape[3]
+    dq, dk, dv = (empty_gradient(x) for x in (call.q, call.k, call.v))
+    if queries == 0 or keys == 0 or batch == 0:
+        dbias = torch.zeros_like(call.bias) if needs_bias and call.bias is not None else None
+        dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
+        return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), dbias, dsinks)
+    block_dim, block_value_dim = padded(dim), padded(value_dim)
+    log2_lse, delta = torch.empty_like(lse), torch.empty_like(lse)
+    prepare_backward[(triton.cdiv(queries, 64), heads, batch)](
+        out, dout, lse, dlse, log2_lse, delta, out.stride(), dout.stride(),
+        None if dlse is None else dlse.stride(), queries, heads, value_dim, block_value_dim, 64,
+    )  # fmt: skip
+    shared = (_dropout(call), heads, call.group)
+    dout = aligned(dout)
+    for wanted in ("k", "v") if max(block_dim, block_value_dim) > 128 else ("kv",):
+        tile = tile_for(f"backward_{wanted}", call)
+        attention_backward_kv[_grid(call, call.cu_seqlens_k, keys, kv_heads, tile.columns)](
+            _tiles(q, tile.rows, block_dim),
+            _tiles(k, tile.columns, block_dim),
+            _tiles(v, tile.columns, block_value_dim),
+            _tiles(dout, tile.rows, block_value_dim),
+            dk,
+            dv,
+            dk.stride()[:3],
+            dv.stride()[:3],
+            log2_lse,
+            delta,
+            _span(call),
+            _scores(call),
+            abs(call.scale),
+            *shared,
+            dim,
+            value_dim,
+            tile.rows,
+            tile.columns,
+            block_dim,
+            block_value_dim,
+            _linear(call),
+            _precision(call),
+            tile.split,
+            wanted,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    tile = tile_for("backward_q", call)
+    attention_backward_q[_grid(call, call.cu_seqlens_q, queries, heads, tile.rows)](
+        _tiles(q, tile.rows, block_dim),
+        _tiles(k, tile.columns, block_dim),
+        _tiles(v, tile.columns, block_value_dim),
+        _tiles(dout, tile.rows, block_value_dim),
+        dq,
+        dq.stride()[:3],
+        log2_lse,
+        delta,
+        _span(call),
+        _scores(call),
+        call.scale,
+        *shared,
+        dim,
+        tile.rows,
+        tile.columns,
+        block_dim,
+        block_value_dim,
+        _linear(call),
+        _precision(call),
+        tile.split,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    dbias = dsinks = None
+    if needs_bias and call.bias is not None:
+        dbias = torch.empty_like(call.bias)
+        tile = tile_for("backward_bias", call)
+        sizes, summed = _bias_grid(call, call.bias, tile)
+        attention_backward_bias[sizes](
+            _tiles(q, tile.rows, block_dim),
+            _tiles(k, tile.columns, block_dim),
+            _tiles(v, tile.columns, block_value_dim),
+            _tiles(dout, tile.rows, block_value_dim),
+            dbias,
+            dbias.stride(),
+            log2_lse,
+            delta,
+            _span(call),
+            _scores(call),
+            _dropout(call),
+            summed,
+            heads,
+            call.group,
+            tile.rows,
+            tile.columns,
+            block_dim,
+            block_value_dim,
+            _precision(call),
+            call.bias.shape[2] != queries,
+            call.bias.shape[3] != keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    if call.sinks is not None:  # dP of the sink is 0: it has no value
+        share = torch.exp(call.sinks.float()[:, None] - lse)
+        dsinks = -(share * delta).sum((0, 2)).to(call.sinks.dtype)
+    return Gradients(dq, dk, dv, dbias, dsinks)
+
+
+def key_blocks(call: Call) -> tuple[int, bool]:
+    """How many keys the forward kernel takes at once, and whether from the last to the first: the order of its sums."""
+    if hopper.takes(call):
+        return hopper.columns(call), True
+    return tile_for("forward", call).columns, call.numerics.reverse_keys
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy of it, as the copy engine takes it: rows of whole 16 bytes, one element after the other."""
+    size = x.element_size()
+    strides = [stride for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True) if length > 1]
+    if x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s > 0 and s * size % 16 == 0 for s in strides):
+        return x
+    padding = -x.shape[3] % (16 // size)
+    return torch.nn.functional.pad(x, (0, padding))[..., : x.shape[3]] if padding else x.contiguous()
+
+
+def _tiles(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
+    strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, dims])
+
+
+def _positive_scale(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Q, K and V as the kernels take them. A negative scale is Q's sign: the maximum commutes with a positive one."""
+    return aligned(-call.q if call.scale < 0 else call.q), aligned(call.k), aligned(call.v)
+
+
+def _linear(call: Call) -> bool:
+    """Whether the scores are Q·Kᵀ times a positive number and nothing else."""
+    return call.softcap is None and call.slopes is None and call.bias is None and call.scale != 0
+
+
+def _precision(call: Call) -> str:
+    return "ieee" if call.q.dtype == torch.float32 and not call.tf32 else "tf32"
+
+
+def _lse_of_nothing(call: Call, lse: torch.Tensor) -> torch.Tensor:
+    return lse.fill_(-torch.inf) if call.sinks is None else lse.copy_(call.sinks[:, None])
+
+
+def _span(call: Call) -> Span:
+    cu_q, cu_k = call.cu_seqlens_q, call.cu_seqlens_k
+    sequences = None if cu_q is None else len(cu_q) - 1
+    return Span(call.q.shape[2], call.k.shape[2], call.left, call.right, cu_q, cu_k, sequences)
+
+
+def _scores(call: Call) -> Scores:
+    scale, bias = abs(call.scale), call.bias
+    if bias is not None:
+        shape = (*call.q.shape[:3], call.k.shape[2])
+        strides = bias.expand(shape).stride()
+        bias = bias.view(torch.uint8) if bias.dtype == torch.bool else bias
+    return Scores(
+        scale * _LOG2_E if call.softcap is None else scale / call.softcap,
+        None if call.softcap is None else call.softcap * _LOG2_E,
+        call.slopes,
+        bias,
+        None if bias is None else strides,
+    )
+
+
+def _dropout(call: Call) -> Dropout:
+    if call.dropout == 0:
+        return Dropout(None, None, None)
+    return Dropout(call.seed, int(call.dropout * 2**32), 1 / (1 - call.dropout))
+
+
+_BITS: dict[Any, int] = {"bf16": 8, "fp16": 11, "fp32": 24, torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
+
+
+@cache
+def _knobs(numerics: Numerics, dtype: torch.dtype) -> Knobs:
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    probabilities = numerics.probabilities or name
+    pieces = -(-_BITS[probabilities] // _BITS[dtype])
+    values: tuple[Any, ...] = (
+        pieces,
+        probabilities,
+        numerics.row_sum,
+        numerics.rescale,
+        numerics.output_accumulator,
+        numerics.sum_after_cast,
+        numerics.reverse_keys,
+    )
+    return Knobs(*map(triton.language.constexpr, values))
+
+
+def _bias_grid(call: Call, bias: torch.Tensor, tile: Tile) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+    """Programs, and how many batches, heads, blocks of rows and of keys one sums up: 1, or all where bias has 1."""
+    blocks = (*call.q.shape[:2], triton.cdiv(call.q.shape[2], tile.rows), triton.cdiv(call.k.shape[2], tile.columns))
+    lengths = (*call.q.shape[:3], call.k.shape[2])
+    own = [size == full for size, full in zip(bias.shape, lengths, strict=True)]
+    batches, heads, rows, columns = (count if mine else 1 for count, mine in zip(blocks, own, strict=True))
+    return (rows * columns, heads, batches), tuple(1 if mine else n for n, mine in zip(blocks, own, strict=True))
+
+
+def _grid(call: Call, cu: torch.Tensor | None, length: int, heads: int, size: int) -> tuple[int, int, int]:
+    """Blocks of rows (or keys), heads, batch. Packed: as many blocks as there can be, whatever the lengths."""
+    if cu is None:
+        return triton.cdiv(length, size), heads, call.q.shape[0]
+    return triton.cdiv(length, size) + len(cu) - 1, heads, 1

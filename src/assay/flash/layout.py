@@ -1,0 +1,28 @@
+"""How results lie in memory. One rule for what runs and for what torch.compile plans with: it must know the strides."""
+
+from __future__ import annotations
+
+import torch
+
+
+def empty_output(q: torch.Tensor, dim: int) -> torch.Tensor:
+    """For the output, whose head dimension is `dim`: in the order of q's strides where their shapes agree."""
+    if q.shape[-1] == dim and q.stride(-1) == 1:
+        return torch.empty_like(q)
+    return q.new_empty(*q.shape[:3], dim)
+
+
+def empty_gradient(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """For the gradient of a (B, H, N, D) tensor: on CUDA in the order of its strides, on the CPU (B, N, H, D).
+
+    The latter is what PyTorch's kernel for CPUs gives: nothing is copied.
+    """
+    if x.device.type == "cpu":
+        batch, heads, length, dim = x.shape
+        return x.new_empty(batch, length, heads, dim, dtype=dtype).transpose(1, 2)
+    return torch.empty_like(x, dtype=dtype) if x.stride(-1) == 1 else x.new_empty(x.shape, dtype=dtype)
+
+
+def as_gradient(x: torch.Tensor) -> torch.Tensor:
+    """`x`, on the CPU, as `empty_gradient` lays it out."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)

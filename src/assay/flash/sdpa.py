@@ -1,0 +1,67 @@
+"""A drop-in for `torch.nn.functional.scaled_dot_product_attention`, and our kernels behind torch's own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from assay.flash.attention import attend, in_autocast_dtype
+from assay.flash.checks import check_qkv
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What torch's function of this name computes, by `flash_attention`'s kernels.
+
+    Its signature and its meaning: `is_causal` hides the keys after a query's own number, counted from the first
+    (top-left; `flash_attention` counts from the last); `attn_mask` is bool (False hides) or float (added), and a float
+    one has a gradient; any number of leading dimensions.
+    """
+    query, key, value = in_autocast_dtype(query, key, value)
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask and is_causal=True exclude each other: put the causal mask into attn_mask.")
+    leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]) if query.dim() > 2 else ()
+    q, k, v = (_four_dimensional(x, leading) for x in (query, key, value))
+    if not enable_gqa and not q.shape[1] == k.shape[1] == v.shape[1]:
+        heads = max(q.shape[1], k.shape[1], v.shape[1])
+        q, k, v = (x.expand(-1, heads, -1, -1) if x.shape[1] == 1 else x for x in (q, k, v))
+        if not q.shape[1] == k.shape[1] == v.shape[1]:
+            raise ValueError(
+                f"query has {q.shape[1]} heads, key and value {k.shape[1]}: pass enable_gqa=True for grouped queries."
+            )
+    check_qkv(q, k, v)
+    bias = None if attn_mask is None else _mask(attn_mask, q, k, leading)
+    right = q.shape[2] - k.shape[2] if is_causal else None
+    out, _ = attend(q, k, v, left=None, right=right, scale=scale, bias=bias, dropout_p=dropout_p)
+    if query.dim() == 4 and out.shape[0] == query.shape[0]:
+        return out
+    return out.reshape(*leading, *out.shape[2 if query.dim() == 2 else 1 :])
+
+
+def _four_dimensional(x: Tensor, leading: tuple[int, ...] | torch.Size) -> Tensor:
+    """(batch, heads, length, dimension); a matrix alone is one head, three dimensions are heads of one batch."""
+    if x.dim() < 2:
+        raise ValueError(f"query, key and value must have at least 2 dimensions, got the shape {tuple(x.shape)}.")
+    if x.dim() == 4 and x.shape[:1] == leading:
+        return x
+    heads = x.shape[-3] if x.dim() > 2 else 1
+    expanded = x.expand(*leading, *x.shape[-3:]) if x.dim() > 2 else x
+    return expanded.reshape(math.prod(leading), heads, *x.shape[-2:])
+
+
+def _mask(mask: Tensor, q: Tensor, k: Tensor, leading: tuple[int, ...] | torch.Size) -> Tensor:
+    """Four-dimensional, with 1 where it is broadcast."""
+    if len(leading) <= 1 or mask.dim() <= 3:
+        return mask
+    heads, rows, keys = mask.shape[-3:]
+    return mask.expand(*leading, heads, rows, keys).reshape(-1, heads, rows, keys)

@@ -1,0 +1,94 @@
+"""Which tile a kernel takes: from a table, measured once on each kind of GPU by `assay bench tune`.
+
+A tile depends on the kernel, the size of a number, the head dimension and whether there is a mask; never on the batch
+or on the lengths, so that a sequence has the same bits whatever stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from assay.flash.call import Call
+
+KERNELS = ("forward", "backward_kv", "backward_k", "backward_v", "backward_q", "backward_bias")
+
+
+class Tile(NamedTuple):
+    """How a kernel cuts its work."""
+
+    rows: int
+    columns: int
+    """Keys."""
+    warps: int
+    stages: int
+    """How many blocks are being loaded at once."""
+    split: bool = True
+    """Backward: whether blocks that need no mask have a loop of their own."""
+
+
+_TRIED: dict[str, Tile] = {}
+
+
+@contextmanager
+def trying(tiles: dict[str, Tile]) -> Iterator[None]:
+    """Inside, these kernels take these tiles, in all threads: for tuning and for tests."""
+    before = dict(_TRIED)
+    _TRIED.update(tiles)
+    try:
+        yield
+    finally:
+        _TRIED.clear()
+        _TRIED.update(before)
+
+
+def tile_for(kernel: str, call: Call) -> Tile:
+    """The tile that `kernel` takes for this call."""
+    if kernel in _TRIED:
+        return _TRIED[kernel]
+    device = torch.cuda.get_device_name(call.q.device) if call.q.is_cuda else "default"
+    masked = call.left is not None or call.right is not None
+    dim = max(call.q.shape[3], call.v.shape[3])
+    tile = _tile(device, kernel, call.q.element_size() * 8, dim, masked)
+    if call.numerics.block is not None and kernel == "forward":
+        rows, columns = call.numerics.block
+        return Tile(rows, columns, 8 if rows * max(columns, dim) > 64 * 128 else 4, 2)
+    return tile
+
+
+@cache
+def _tile(device: str, kernel: str, bits: int, dim: int, masked: bool) -> Tile:
+    """The first row whose head dimension is large enough; the default's, for what was never measured."""
+    mask = "masked" if masked else "full"
+    for table in (_table(device), _table("default")):
+        for largest, tile in table.get(kernel, {}).get(f"{bits} bit {mask}", {}).items():
+            if dim <= int(largest):
+                rows, columns, warps, stages, *split = tile
+                return Tile(rows, columns, warps, stages, *map(bool, split))
+    raise AssertionError(f"the default table has no tile for {kernel}, {bits} bit, {mask}, {dim}")
+
+
+@cache
+def _table(device: str) -> dict[str, dict[str, dict[str, list[int]]]]:
+    """Kernel → size of a number and mask → largest head dimension → tile. Empty for a GPU without a table."""
+    path = folder() / file_name(device)
+    if not path.is_file():
+        return {}
+    table: dict[str, dict[str, dict[str, list[int]]]] = json.loads(path.read_text(encoding="utf-8"))["tiles"]
+    return table
+
+
+def folder() -> Path:
+    """Where the tables are."""
+    return Path(__file__).parent / "tiles"
+
+
+def file_name(device: str) -> str:
+    """Of a GPU's table: "NVIDIA H200" → "nvidia_h200.json"."""
+    return "".join(c if c.isalnum() else "_" for c in device.lower()) + ".json"
