@@ -22,6 +22,8 @@ from tests.flash.cases import CASES, Case, Drawn, by_operator, check_against_pla
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -302,6 +304,7 @@ def test_a_captured_graph(dim: int) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_compile_without_breaks() -> None:
     q, k, v = (x.requires_grad_() for x in inputs(4, 256, 64))
     slopes = torch.rand(4, device="cuda")

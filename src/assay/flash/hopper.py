@@ -15,6 +15,8 @@ from assay.flash.kernels.hopper_forward import attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
 
 DIMS: tuple[int, ...] = (128, 256)
+ROWS = 128
+"""Of a tile."""
 
 
 def takes(call: Call) -> bool:
@@ -25,7 +27,6 @@ def takes(call: Call) -> bool:
         and _is_hopper(call.q.device.index)
         and call.q.dtype in (torch.bfloat16, torch.float16)
         and block in DIMS
-        and not call.packed
         and call.bias is None
         and call.dropout == 0
         and call.scale != 0
@@ -46,8 +47,9 @@ def forward(
     """Fill `out` and `lse`."""
     dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
     batches, heads = q.shape[:2]
-    tiles = triton.cdiv(q.shape[2], 128) * batches * heads
-    attention_forward_hopper[(min(tiles, _processors(q.device.index)),)](
+    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1)
+    places = None if call.cu_seqlens_q is None else _places(call.cu_seqlens_q, blocks)
+    attention_forward_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
         _tiles(q, 64, dim),
         _tiles(k, keys, dim),
         _tiles(v, keys, value_dim),
@@ -56,6 +58,7 @@ def forward(
         lse,
         call.sinks,
         torch.zeros(1, dtype=torch.int32, device=q.device),
+        places,
         span,
         scores,
         batches,
@@ -69,6 +72,15 @@ def forward(
         240,
         num_warps=4,
     )
+
+
+def _places(cu: torch.Tensor, most: int) -> torch.Tensor:
+    """Packed: how many blocks of rows there are, then the sequence of each and its number there; no host read."""
+    ends = ((cu[1:] - cu[:-1] + (ROWS - 1)) // ROWS).cumsum(0, dtype=torch.int32)
+    blocks = torch.arange(most, dtype=torch.int32, device=cu.device)
+    sequences = torch.searchsorted(ends, blocks, right=True, out_int32=True).clamp_(max=len(ends) - 1)
+    before = torch.cat((ends.new_zeros(1), ends[:-1]))
+    return torch.cat((ends[-1:], torch.stack((sequences, blocks - before[sequences]), 1).flatten()))
 
 
 def columns(call: Call) -> int:

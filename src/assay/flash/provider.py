@@ -9,6 +9,7 @@ Importing only makes the name known. It takes the place of SDPA's flash backend 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -79,8 +80,10 @@ class _Active:
 
     def __init__(self) -> None:
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL", "CUDA")
-        self._library.impl("_scaled_dot_product_flash_attention", _forward, "CUDA")
-        self._library.impl("_scaled_dot_product_flash_attention_backward", _backward, "CUDA")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden: it is what the user asked for
+            self._library.impl("_scaled_dot_product_flash_attention", _forward, "CUDA")
+            self._library.impl("_scaled_dot_product_flash_attention_backward", _backward, "CUDA")
 
     def remove(self) -> None:
         """Give SDPA its own kernels back."""

@@ -176,7 +176,7 @@ def attention_backward_kv(
             slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
         bias = scores.bias
         if scores.bias is not None:
-            bias += batch.to(tl.int64) * scores.bias_strides[0] + head.to(tl.int64) * scores.bias_strides[1]
+            bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
         place = (batch * heads + head).to(tl.int64) * span.queries + first_row
         for part in tl.static_range(3 if SPLIT else 1):
             dk, dv = _over_rows(
@@ -295,7 +295,7 @@ def attention_backward_q(
         slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
     bias = scores.bias
     if scores.bias is not None:
-        bias += batch.to(tl.int64) * scores.bias_strides[0] + head.to(tl.int64) * scores.bias_strides[1]
+        bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
     q = q_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_DIM)
     do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
     place = (batch * heads + head).to(tl.int64) * span.queries + first_row

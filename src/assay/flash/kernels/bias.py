@@ -44,9 +44,7 @@ def attention_backward_bias(
             slope = 0.0
             if scores.slopes is not None:
                 slope = tl.load(scores.slopes + batch * heads + head) * LOG2_E
-            bias = (
-                scores.bias + batch.to(tl.int64) * scores.bias_strides[0] + head.to(tl.int64) * scores.bias_strides[1]
-            )
+            bias = scores.bias + batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
             place = (batch * heads + head).to(tl.int64) * span.queries
             for m in range(summed[2]):
                 row = (row_block + m) * ROWS + tl.arange(0, ROWS)

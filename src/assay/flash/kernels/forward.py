@@ -166,7 +166,7 @@ def attention_forward(
         slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
     bias = scores.bias
     if scores.bias is not None:
-        bias += batch.to(tl.int64) * scores.bias_strides[0] + head.to(tl.int64) * scores.bias_strides[1]
+        bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
 
     q = q_tiles.load([batch, head, first_row + block * ROWS, 0]).reshape(ROWS, BLOCK_DIM)
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)

@@ -44,6 +44,8 @@ class Buffers(NamedTuple):
     k_empty: Any
     v_full: Any
     v_empty: Any
+    v_raw: Any
+    """Packed: V is there, and not yet cleaned."""
     next: Any
     """The number of the next tile, from the producer to the consumers."""
     next_full: Any
@@ -56,7 +58,13 @@ class Work(NamedTuple):
     batch: Any
     head: Any
     kv_head: Any
+    sequence: Any
+    """The batch, or which of the packed sequences."""
+    before_q: Any
+    """Rows of earlier sequences."""
+    before_k: Any
     first_row: Any
+    """Within the sequence, as all that follow."""
     len_q: Any
     len_k: Any
     begin: Any
@@ -67,24 +75,43 @@ class Work(NamedTuple):
 
 
 @gluon.jit
-def work_of(tile, span, batches, heads, group, COLUMNS: gl.constexpr):
+def blocks_of(places, span):
+    """Blocks of rows of a head. Packed: `places` begins with their number, then each one's sequence and number there."""
+    if places is None:
+        return gl.cdiv(span.queries, ROWS * CONSUMERS)
+    else:
+        return gl.load(places)
+
+
+@gluon.jit
+def work_of(tile, places, span, batches, heads, group, COLUMNS: gl.constexpr):
     """A tile's rows, and which blocks of keys they see.
 
     Tiles go by four heads, whose K and V stay in the cache; of these, those of late rows, which see more, go first.
     """
-    blocks = gl.cdiv(span.queries, ROWS * CONSUMERS)
+    blocks = blocks_of(places, span)
     first_head = tile // (blocks * TOGETHER) * TOGETHER
     together = gl.minimum(batches * heads - first_head, TOGETHER)
     number = tile - first_head * blocks
     any_head = first_head + number % together
     batch, head = any_head // heads, any_head % heads
-    first = (blocks - 1 - number // together) * (ROWS * CONSUMERS)
-    last = gl.minimum(first + ROWS * CONSUMERS, span.queries) - 1
-    shift = span.keys - span.queries
+    block = blocks - 1 - number // together
+    sequence = batch
+    before_q = 0
+    before_k = 0
+    len_q, len_k = span.queries, span.keys
+    if places is not None:
+        sequence = gl.load(places + 1 + 2 * block)
+        block = gl.load(places + 2 + 2 * block)
+        before_q, before_k = gl.load(span.cu_q + sequence), gl.load(span.cu_k + sequence)
+        len_q, len_k = gl.load(span.cu_q + sequence + 1) - before_q, gl.load(span.cu_k + sequence + 1) - before_k
+    first = block * (ROWS * CONSUMERS)
+    last = gl.minimum(first + ROWS * CONSUMERS, len_q) - 1
+    shift = len_k - len_q
     begin = 0
-    end = gl.cdiv(span.keys, COLUMNS)
+    end = gl.cdiv(len_k, COLUMNS)
     whole_begin = 0
-    whole_end = span.keys // COLUMNS
+    whole_end = len_k // COLUMNS
     if span.right is not None:
         end = gl.minimum(end, gl.cdiv(gl.maximum(last + shift + span.right + 1, 0), COLUMNS))
         whole_end = gl.minimum(whole_end, gl.maximum(first + shift + span.right + 1, 0) // COLUMNS)
@@ -94,34 +121,63 @@ def work_of(tile, span, batches, heads, group, COLUMNS: gl.constexpr):
     end = gl.maximum(end, begin + 1)  # rows that see nothing go over one block, all of it masked
     whole_begin = gl.minimum(gl.maximum(whole_begin, begin), end)
     whole_end = gl.minimum(gl.maximum(whole_end, whole_begin), end)
-    return Work(batch, head, head // group, first, span.queries, span.keys, begin, whole_begin, whole_end, end)
+    return Work(
+        batch, head, head // group, sequence, before_q, before_k, first, len_q, len_k,
+        begin, whole_begin, whole_end, end,
+    )  # fmt: skip
 
 
 @gluon.jit
-def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group, COLUMNS: gl.constexpr):
+def clean(v, there, COLUMNS: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr):
+    """Packed: 0 in place of the next sequence's rows, behind the first `there`: 0·NaN would be NaN."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    for i in gl.static_range(COLUMNS // 16):
+        part = v.slice(16 * i, 16)
+        rows = 16 * i + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+        part.store(gl.where(gl.expand_dims(rows < there, 1), part.load(LAYOUT), 0.0))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def produce(
+    q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group,
+    COLUMNS: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
+):  # fmt: skip
     """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    tiles = gl.cdiv(span.queries, ROWS * CONSUMERS) * batches * heads
+    tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
     step = 0
+    cleaned = 0
     while tile < tiles:
-        work = work_of(tile, span, batches, heads, group, COLUMNS)
+        work = work_of(tile, places, span, batches, heads, group, COLUMNS)
         for consumer in gl.static_range(CONSUMERS):
             mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
             mbarrier.expect(buffers.q_full.index(consumer), q_tiles.block_type.nbytes)
-            place = [work.batch, work.head, work.first_row + consumer * ROWS, 0]
+            place = [work.batch, work.head, work.before_q + work.first_row + consumer * ROWS, 0]
             tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(consumer), buffers.q.index(consumer))
         for back in range(work.end - work.begin):
-            place = [work.batch, work.kv_head, (work.end - 1 - back) * COLUMNS, 0]
+            start = (work.end - 1 - back) * COLUMNS
+            place = [work.batch, work.kv_head, work.before_k + start, 0]
             stage = step % STAGES
             phase = ((step // STAGES) & 1) ^ 1
             mbarrier.wait(buffers.k_empty.index(stage), phase)
             mbarrier.expect(buffers.k_full.index(stage), k_tiles.block_type.nbytes)
             tma.async_copy_global_to_shared(k_tiles, place, buffers.k_full.index(stage), buffers.k.index(stage))
             mbarrier.wait(buffers.v_empty.index(stage), phase)
-            mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), buffers.v.index(stage))
+            v = buffers.v.index(stage)
+            if places is not None and start + COLUMNS > work.len_k:
+                mbarrier.expect(buffers.v_raw, v_tiles.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_tiles, place, buffers.v_raw, v)
+                mbarrier.wait(buffers.v_raw, cleaned & 1)
+                clean(v, work.len_k - start, COLUMNS, BLOCK_VALUE_DIM)
+                mbarrier.arrive(buffers.v_full.index(stage), count=1)
+                cleaned += 1
+            else:
+                mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), v)
             step += 1
         # Taken only now: a tile claimed early may wait here while another CTA is free.
         tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
@@ -134,8 +190,8 @@ def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, g
 
 @gluon.jit
 def tanh(x):
-    """Of FP32: 1 − 2 / (1 + e^2x); small arguments lose bits that 16-bit inputs do not have."""
-    return 1.0 - 2.0 / (1.0 + gl.exp2(x * (2.0 * LOG2_E)))
+    """To 11 bits, in one step: as many as 16-bit inputs have."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -205,18 +261,18 @@ def over_blocks(
 
 @gluon.jit
 def consume(
-    out, out_strides, lse, sinks, span, scores, batches, heads, group, buffers,
+    out, out_strides, lse, sinks, places, span, scores, batches, heads, group, buffers,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
     COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    tiles = gl.cdiv(span.queries, ROWS * CONSUMERS) * batches * heads
+    tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, span, batches, heads, group, COLUMNS)
+        work = work_of(tile, places, span, batches, heads, group, COLUMNS)
         attend(
             out, out_strides, lse, sinks, span, scores, heads, buffers, work, count, step,
             consumer, VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS,
@@ -244,7 +300,7 @@ def attend(
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT))
     slope = 0.0
     if scores.slopes is not None:
-        slope = gl.load(scores.slopes + work.batch * heads + work.head) * LOG2_E
+        slope = gl.load(scores.slopes + work.sequence * heads + work.head) * LOG2_E
     maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
     if sinks is not None:  # one more key, which has no value
@@ -292,14 +348,14 @@ def attend(
 
     inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
     output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
-    place = (work.batch * heads + work.head).to(gl.int64) * work.len_q
+    place = (work.batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
     gl.store(lse + place + rows, (maximum + gl.log2(row_sum)) * LN_2, mask=rows < work.len_q)
     STORE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     output = gl.convert_layout(output.to(out.dtype.element_ty), STORE)
     out_rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, STORE))
     dims = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, STORE))
     out += work.batch.to(gl.int64) * out_strides[0] + work.head.to(gl.int64) * out_strides[1]
-    place = gl.expand_dims(out_rows.to(gl.int64) * out_strides[2], 1) + gl.expand_dims(dims, 0)
+    place = gl.expand_dims((work.before_q + out_rows).to(gl.int64) * out_strides[2], 1) + gl.expand_dims(dims, 0)
     mask = gl.expand_dims(out_rows < work.len_q, 1) & gl.expand_dims(dims < VALUE_DIM, 0)
     gl.store(out + place, output, mask=mask)
 
@@ -322,11 +378,11 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr):
 
 @gluon.jit
 def attention_forward_hopper(
-    q_tiles, k_tiles, v_tiles, out, out_strides, lse, sinks, counter, span, scores, batches, heads, group,
+    q_tiles, k_tiles, v_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads, group,
     VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr,
     Q_IN_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Grid: as many CTAs as run at once. `counter` is 0 at the start."""
+    """Grid: as many CTAs as run at once. `counter` is 0 at the start; `places` is None, or see `blocks_of`."""
     dtype: gl.constexpr = q_tiles.dtype
     buffers = Buffers(
         q=shared(dtype, CONSUMERS, ROWS, BLOCK_DIM),
@@ -338,6 +394,7 @@ def attention_forward_hopper(
         k_empty=barriers(STAGES, CONSUMERS),
         v_full=barriers(STAGES, 1),
         v_empty=barriers(STAGES, CONSUMERS),
+        v_raw=barriers(1, 1).index(0),
         next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),
@@ -345,10 +402,11 @@ def attention_forward_hopper(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group, COLUMNS)),
-            (consume, (out, out_strides, lse, sinks, span, scores, batches, heads, group, buffers, 0,
+            (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group, COLUMNS,
+                       BLOCK_VALUE_DIM)),
+            (consume, (out, out_strides, lse, sinks, places, span, scores, batches, heads, group, buffers, 0,
                        VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS)),
-            (consume, (out, out_strides, lse, sinks, span, scores, batches, heads, group, buffers, 1,
+            (consume, (out, out_strides, lse, sinks, places, span, scores, batches, heads, group, buffers, 1,
                        VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS)),
         ],
         [4, 4],

@@ -44,8 +44,11 @@ class Scores(NamedTuple):
     """(B, H) FP32, of ALiBi."""
     bias: Any
     """Float (added) or bool as uint8 (0 hides)."""
-    bias_strides: Any
-    """Of batch, head, row, key."""
+    bias_batch: Any
+    """Its strides. Not a tuple: in a nested one Triton 3.6 loses a stride of 1, which is a compile-time value."""
+    bias_head: Any
+    bias_row: Any
+    bias_key: Any
 
 
 class Dropout(NamedTuple):
@@ -168,14 +171,14 @@ def visible(rows: tl.tensor, keys: tl.tensor, len_q: tl.tensor, len_k: tl.tensor
 
 @triton.jit
 def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
-    """With EXACT small arguments keep all their bits: there the exponential's form cancels."""
-    far = 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2_E)))
+    """EXACT to FP32, also for small arguments, where the exponential's form cancels; else to 11 bits, in one step."""
     if EXACT:
+        far = 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2_E)))
         y = x * x
         near = x * (1.0 + y * (-1.0 / 3.0 + y * (2.0 / 15.0 + y * (-17.0 / 315.0 + y * (62.0 / 2835.0)))))
         return tl.where(tl.abs(x) < 0.2, near, far)
     else:
-        return far
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -200,7 +203,7 @@ def adjust(
     if scores.slopes is not None:
         s -= slope * tl.abs((rows + (len_k - len_q) - keys).to(tl.float32))
     if scores.bias is not None:
-        place = rows.to(tl.int64) * scores.bias_strides[2] + keys.to(tl.int64) * scores.bias_strides[3]
+        place = rows.to(tl.int64) * scores.bias_row + keys.to(tl.int64) * scores.bias_key
         value = tl.load(bias + place, mask=(rows < len_q) & (keys < len_k), other=0)
         if bias.dtype.element_ty == tl.uint8:
             s = tl.where(value != 0, s, float("-inf"))
