@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.flash import batching as _batching  # noqa: F401  (teaches the operator vmap)
-from assay.flash import checks
+from assay.flash import checks, cpu_plain
 from assay.flash.numerics import Numerics
 from assay.flash.ops import attention
 from assay.flash.rotary import Rotary, rotate
@@ -78,6 +78,14 @@ def flash_attention(  # type: ignore[misc]
     q, k, v = in_autocast_dtype(q, k, v)
     checks.check_qkv(q, k, v)
     left, right = checks.check_window(window, causal)
+    if bias is not None:
+        if cu_seqlens_q is not None:
+            raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
+        bias = checks.check_bias(bias, q, k)
+    special = (left, softcap, alibi_slopes, sinks, rotary, cu_seqlens_q, cu_seqlens_k, numerics)
+    plain = not (return_lse or dropout_p) and all(x is None for x in special)
+    if plain and cpu_plain.takes(q, k, v, right, bias):
+        return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
     cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)
     sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if alibi_slopes is not None:
@@ -128,11 +136,8 @@ def attend(
     allow_tf32: bool = False,
     numerics: Numerics | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output and LSE of checked q, k, v; a key is seen from `left` before to `right` after the query's position."""
-    if scale is None:
-        scale = q.shape[3] ** -0.5
-    else:
-        checks.check_number("scale", scale, -float("inf"), float("inf"))
+    """Output and LSE of checked q, k, v, bias; keys are seen from `left` before to `right` after a query's place."""
+    scale = checked_scale(scale, q)
     checks.check_number("dropout_p", dropout_p, 0, 1)
     if softcap is not None and softcap == 0:  # flash-attention's way of saying none
         softcap = None
@@ -140,26 +145,30 @@ def attend(
         checks.check_number("softcap", softcap, 0, float("inf"))
     if sinks is not None:
         checks.check_sinks(sinks, q.shape[1], q.device)
-    if bias is not None:
-        if cu_seqlens_q is not None:
-            raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
-        bias = checks.check_bias(bias, q, k)
     if numerics is not None and numerics != Numerics() and not q.is_cuda:
         raise ValueError(
             "numerics are knobs of the CUDA kernel; on the CPU assay.tiled_attention with a Plan rounds every step."
         )
     seed = _seed(dropout_seed, q.device) if dropout_p > 0 else None
     out, lse = attention(
-        q, k, v, bias, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, float(scale), left, right,
+        q, k, v, bias, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, scale, left, right,
         None if softcap is None else float(softcap), float(dropout_p), deterministic, batch_invariant, allow_tf32,
         "" if numerics is None else numerics.encoded(),
     )  # fmt: skip
     return out, lse
 
 
+def checked_scale(scale: float | None, q: Tensor) -> float:
+    """The scale, 1/√D if none is given."""
+    if scale is None:
+        return float(q.shape[3] ** -0.5)
+    checks.check_number("scale", scale, -float("inf"), float("inf"))
+    return float(scale)
+
+
 def in_autocast_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inside autocast, its dtype: as SDPA."""
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+    if isinstance(q, Tensor) and q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         return q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from assay.flash.numerics import Numerics
-
-SHIPPED = Numerics()
+from assay.flash.numerics import SHIPPED, Numerics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

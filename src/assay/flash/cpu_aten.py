@@ -119,9 +119,9 @@ def _repeated(x: torch.Tensor, group: int) -> torch.Tensor:
 
 def _without_unseen(k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V with 0 for keys that no row sees, whose NaN would reach every row."""
-    seen = _any(mask, -2)
-    if seen.all() or (k.sum() + v.sum()).isfinite():
+    if (k.sum() + v.sum()).isfinite():
         return k, v
+    seen = _any(mask, -2)
     if seen.shape[1] > 1:
         seen = seen.unflatten(1, (k.shape[1], -1)).any(2)
     unseen = ~seen[..., None]

@@ -223,7 +223,7 @@ def launch(call: CacheCall) -> tuple[Tensor, Tensor]:
 def _attend(call: CacheCall, tile: Tile, row_blocks: int, least: int, out: Tensor, lse: Tensor) -> None:
     """Each split's output and LSE, (splits, B, H, queries, …)."""
     from assay.flash.kernels.decode import attention_decode  # Triton: not there on every machine
-    from assay.flash.kernels.tile import Scores, Span
+    from assay.flash.kernels.tile import Scores, Span, precision
 
     q, k, v, table, cap = call.q, call.k, call.v, call.table, call.softcap
     (batch, heads, queries, dim), kv_heads, splits = q.shape, k.shape[1], len(out)
@@ -259,7 +259,7 @@ def _attend(call: CacheCall, tile: Tile, row_blocks: int, least: int, out: Tenso
         tile.columns,
         _power_of_two(dim),
         _power_of_two(v.shape[3]),
-        "ieee" if q.dtype == torch.float32 else "tf32",
+        precision(q.dtype),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

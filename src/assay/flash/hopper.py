@@ -10,9 +10,10 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from assay.flash.call import SHIPPED, Call
+from assay.flash.call import Call
 from assay.flash.kernels.hopper_forward import attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
+from assay.flash.numerics import SHIPPED
 
 DIMS: tuple[int, ...] = (128, 256)
 ROWS = 128

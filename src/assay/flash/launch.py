@@ -15,8 +15,8 @@ from assay.flash.hopper import padded
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, prepare_backward
 from assay.flash.kernels.bias import attention_backward_bias
 from assay.flash.kernels.forward import Knobs, attention_forward
-from assay.flash.kernels.tile import Dropout, Scores, Span
-from assay.flash.layout import empty_gradient, empty_output
+from assay.flash.kernels.tile import Dropout, Scores, Span, precision
+from assay.flash.layout import aligned, empty_gradient, empty_output
 from assay.flash.numerics import Numerics
 from assay.flash.tuning import Tile, tile_for
 
@@ -60,7 +60,7 @@ def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
         block_dim,
         block_value_dim,
         _linear(call),
-        _precision(call),
+        precision(call.q.dtype, call.tf32),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -110,7 +110,7 @@ def backward(
             block_dim,
             block_value_dim,
             _linear(call),
-            _precision(call),
+            precision(call.q.dtype, call.tf32),
             tile.split,
             wanted,
             num_warps=tile.warps,
@@ -136,7 +136,7 @@ def backward(
         block_dim,
         block_value_dim,
         _linear(call),
-        _precision(call),
+        precision(call.q.dtype, call.tf32),
         tile.split,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -165,7 +165,7 @@ def backward(
             tile.columns,
             block_dim,
             block_value_dim,
-            _precision(call),
+            precision(call.q.dtype, call.tf32),
             call.bias.shape[2] != queries,
             call.bias.shape[3] != keys,
             num_warps=tile.warps,
@@ -184,16 +184,6 @@ def key_blocks(call: Call) -> tuple[int, bool]:
     return tile_for("forward", call).columns, call.numerics.reverse_keys
 
 
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """x, or a copy of it, as the copy engine takes it: rows of whole 16 bytes, one element after the other."""
-    size = x.element_size()
-    strides = [stride for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True) if length > 1]
-    if x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s > 0 and s * size % 16 == 0 for s in strides):
-        return x
-    padding = -x.shape[3] % (16 // size)
-    return torch.nn.functional.pad(x, (0, padding))[..., : x.shape[3]] if padding else x.contiguous()
-
-
 def _tiles(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
     strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, dims])
@@ -207,12 +197,6 @@ def _positive_scale(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 def _linear(call: Call) -> bool:
     """Whether the scores are Q·Kᵀ times a positive number and nothing else."""
     return call.softcap is None and call.slopes is None and call.bias is None and call.scale != 0
-
-
-def _precision(call: Call) -> str:
-    """Of FP32 products, and of the softcap's tanh; the interpreter has no fast one."""
-    exact = call.q.dtype == torch.float32 and not call.tf32
-    return "ieee" if exact or triton.knobs.runtime.interpret else "tf32"
 
 
 def _lse_of_nothing(call: Call, lse: torch.Tensor) -> torch.Tensor:
@@ -253,7 +237,7 @@ _BITS: dict[Any, int] = {"bf16": 8, "fp16": 11, "fp32": 24, torch.bfloat16: 8, t
 def _knobs(numerics: Numerics, dtype: torch.dtype) -> Knobs:
     name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     probabilities = numerics.probabilities or name
-    pieces = -(-_BITS[probabilities] // _BITS[dtype])
+    pieces = min(2, -(-_BITS[probabilities] // _BITS[dtype]))
     values: tuple[Any, ...] = (
         pieces,
         probabilities,

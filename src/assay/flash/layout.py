@@ -26,3 +26,18 @@ def empty_gradient(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.T
 def as_gradient(x: torch.Tensor) -> torch.Tensor:
     """`x`, on the CPU, as `empty_gradient` lays it out."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def is_aligned(x: torch.Tensor) -> bool:
+    """Whether the copy engine takes x: rows of whole 16 bytes, one element after the other."""
+    size = x.element_size()
+    strides = [stride for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True) if length > 1]
+    return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s > 0 and s * size % 16 == 0 for s in strides)
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy of it that the copy engine takes."""
+    if is_aligned(x):
+        return x
+    padding = -x.shape[3] % (16 // x.element_size())
+    return torch.nn.functional.pad(x, (0, padding))[..., : x.shape[3]] if padding else x.contiguous()

@@ -16,7 +16,7 @@ class Numerics:
     """
 
     probabilities: str | None = None
-    """P as the P·V product takes it; None: the dtype of v."""
+    """P as the P·V product takes it; None: the dtype of v. FP32 enters as two 16-bit numbers: 16 bits with bf16."""
     row_sum: str = "fp32"
     """The sum of P over a row: of a block, rescaled, and running."""
     rescale: str = "fp32"
@@ -54,6 +54,8 @@ class Numerics:
     @classmethod
     def decoded(cls, text: str) -> Numerics:
         """What `encoded` wrote."""
+        if not text:
+            return SHIPPED
         values: dict[str, object] = {}
         for part in filter(None, text.split(";")):
             name, _, value = part.partition("=")
@@ -63,6 +65,10 @@ class Numerics:
             else:
                 values[name] = value == "True" if name in ("sum_after_cast", "reverse_keys") else value
         return cls(**values)  # type: ignore[arg-type]
+
+
+SHIPPED = Numerics()
+"""What shipped kernels do."""
 
 
 def _is_block(size: object) -> bool:

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from assay.flash.attention import attend, in_autocast_dtype
-from assay.flash.checks import check_qkv
+from assay.flash import cpu_plain
+from assay.flash.attention import attend, checked_scale, in_autocast_dtype
+from assay.flash.checks import check_bias, check_qkv
 
 
 def scaled_dot_product_attention(
@@ -40,9 +41,12 @@ def scaled_dot_product_attention(
                 f"query has {q.shape[1]} heads, key and value {k.shape[1]}: pass enable_gqa=True for grouped queries."
             )
     check_qkv(q, k, v)
-    bias = None if attn_mask is None else _mask(attn_mask, q, k, leading)
     right = q.shape[2] - k.shape[2] if is_causal else None
-    out, _ = attend(q, k, v, left=None, right=right, scale=scale, bias=bias, dropout_p=dropout_p)
+    bias = None if attn_mask is None else check_bias(_mask(attn_mask, leading), q, k)
+    if not dropout_p and cpu_plain.takes(q, k, v, right, bias):
+        out = cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
+    else:
+        out, _ = attend(q, k, v, left=None, right=right, scale=scale, bias=bias, dropout_p=dropout_p)
     if query.dim() == 4 and out.shape[0] == query.shape[0]:
         return out
     return out.reshape(*leading, *out.shape[2 if query.dim() == 2 else 1 :])
@@ -59,7 +63,7 @@ def _four_dimensional(x: Tensor, leading: tuple[int, ...] | torch.Size) -> Tenso
     return expanded.reshape(math.prod(leading), heads, *x.shape[-2:])
 
 
-def _mask(mask: Tensor, q: Tensor, k: Tensor, leading: tuple[int, ...] | torch.Size) -> Tensor:
+def _mask(mask: Tensor, leading: tuple[int, ...] | torch.Size) -> Tensor:
     """Four-dimensional, with 1 where it is broadcast."""
     if len(leading) <= 1 or mask.dim() <= 3:
         return mask

@@ -76,7 +76,7 @@ class Work(NamedTuple):
 
 @gluon.jit
 def blocks_of(places, span):
-    """Blocks of rows of a head. Packed: `places` begins with their number, then each one's sequence and number there."""
+    """Blocks of rows of a head. Packed: `places` holds their number, then each one's sequence and number there."""
     if places is None:
         return gl.cdiv(span.queries, ROWS * CONSUMERS)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
@@ -60,6 +61,12 @@ class Dropout(NamedTuple):
     """A random 32-bit word below this drops the element."""
     inverse: Any
     """1 / (1 − share dropped)."""
+
+
+def precision(dtype: torch.dtype, tf32: bool = False) -> str:
+    """Of FP32 products, and of the softcap's tanh; the interpreter has no fast one."""
+    exact = dtype == torch.float32 and not tf32
+    return "ieee" if exact or triton.knobs.runtime.interpret else "tf32"
 
 
 @triton.jit
