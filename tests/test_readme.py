@@ -25,6 +25,14 @@ def test_example_prints_what_the_readme_says() -> None:
         assert got == pytest.approx(said, rel=0.1)
 
 
+def test_the_example_of_flash_attention_runs() -> None:
+    text = (README.parent / "docs/flash.md").read_text(encoding="utf-8")
+    example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    check = "print(out.shape == q.shape, q.grad.isfinite().all().item(), lse.shape == q.shape[:3])"
+    done = subprocess.run([sys.executable, "-c", example + check], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 3
+
+
 def test_links_lead_somewhere() -> None:
     for page in (README, *README.parent.glob("docs/*.md"), README.parent / "CONTRIBUTING.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 
 import torch
 
-from assay.bench.timing import cuda_clock
+from assay.bench.timing import Work, cuda_clock
 from assay.flash.call import Call
 from assay.flash.numerics import Numerics
 from assay.flash.tuning import KERNELS, Tile, trying
@@ -49,37 +52,58 @@ def tasks(kernels: tuple[str, ...] = KERNELS, dims: tuple[int, ...] = DIMS) -> l
 
 
 def candidates(task: Task) -> Iterator[Tile]:
-    """Tiles that registers and shared memory may hold. What does not fit after all fails, and is skipped."""
-    sizes = (32, 64, 128) if task.bits == 16 else (16, 32, 64)
-    for rows, columns, stages in product(sizes, sizes, (1, 2, 3)):
-        for warps in (4, 8):
-            area = rows * columns
-            largest = 64 * 128 if warps == 4 else 128 * 128
-            if area > largest or area * 4 < largest or (stages == 1 and task.bits == 16 and task.dim < 256):
-                continue
-            yield Tile(rows, columns, warps, stages, task.dim < 256 or task.kernel == "forward")
+    """Tiles worth trying: of those that registers and shared memory may hold, those that ever came near the front."""
+    split = task.dim < 256 or task.kernel == "forward"
+    if task.bits == 32:
+        for rows, columns, warps in ((32, 32, 4), (64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 32, 4), (16, 16, 4)):
+            yield Tile(rows, columns, warps, 1, split)
+        return
+    small = ((64, 64, 4), (64, 32, 4), (32, 64, 4))
+    large = ((64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 32, 8), (32, 128, 8))
+    for rows, columns, warps in small if task.kernel == "backward_bias" else small + large:
+        for stages in (2, 3):
+            yield Tile(rows, columns, warps, stages, split)
+
+
+def compile_all(wanted: Sequence[Task]) -> Iterator[Task]:
+    """Every kernel with every candidate, on all cores, so that timing waits for no compiler. Yields what is done."""
+    jobs = [(task, tile) for task in wanted for tile in candidates(task)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), mp_context=context) as pool:
+        for (task, _), _ in zip(jobs, pool.map(_compiles, jobs), strict=True):
+            yield task
+
+
+def count(wanted: Sequence[Task]) -> int:
+    """How many candidates there are."""
+    return sum(len(list(candidates(task))) for task in wanted)
+
+
+def _compiles(job: tuple[Task, Tile]) -> bool:
+    task, tile = job
+    return _seconds(task, tile, _work(task, length=128), calls=1) is not None
 
 
 def measure(task: Task) -> tuple[Tile, float] | None:
     """The fastest tile and its seconds; None if none runs."""
-    call, work = _work(task)
-    found: list[tuple[float, Tile]] = []
-    for tile in candidates(task):
-        with trying({task.kernel: tile}):
-            try:
-                work()
-                calls = max(1, min(10, round(0.02 / max(cuda_clock(work, 1), 1e-6))))
-                times = [cuda_clock(work, calls) for _ in range(_ROUNDS)]
-            except Exception as error:  # a tile that does not fit this GPU: each backend has its own way of saying so
-                if "CUDA error" in str(error):
-                    raise
-                continue
-        found.append((statistics.median(times), tile))
-    del call
+    work = _work(task)
+    found = [(seconds, tile) for tile in candidates(task) if (seconds := _seconds(task, tile, work)) is not None]
     if not found:
         return None
     seconds, tile = min(found)
     return tile, seconds
+
+
+def _seconds(task: Task, tile: Tile, work: Work, calls: int = 5) -> float | None:
+    """Of one call with this tile; None if it does not fit this GPU, which each backend says in its own way."""
+    with trying({task.kernel: tile}):
+        try:
+            work()
+            return statistics.median(cuda_clock(work, calls) for _ in range(_ROUNDS))
+        except Exception as error:
+            if "CUDA error" in str(error):
+                raise
+            return None
 
 
 def merged(path: Path, device: str, found: dict[Task, Tile]) -> str:
@@ -99,20 +123,20 @@ def merged(path: Path, device: str, found: dict[Task, Tile]) -> str:
     return f'{{\n  "device": {json.dumps(device)},\n  "made": "assay bench tune",\n  "tiles": {{\n{body}\n  }}\n}}\n'
 
 
-def _work(task: Task) -> tuple[Call, Any]:
+def _work(task: Task, length: int = _LENGTH) -> Work:
     """A call of the kernel's own pass on random data."""
     from assay.flash import launch
 
     dtype = torch.bfloat16 if task.bits == 16 else torch.float32
     tokens = _TOKENS if task.bits == 16 else _TOKENS // 8
-    length = min(_LENGTH, tokens)
-    shape = (tokens // length, _HIDDEN // task.dim, length, task.dim)
+    length = min(length, tokens)
+    shape = (tokens // _LENGTH or 1, _HIDDEN // task.dim, length, task.dim)
     q, k, v, dout = (torch.randn(shape, dtype=dtype, device="cuda") for _ in range(4))
     call = Call(q=q, k=k, v=v, scale=task.dim**-0.5, right=0 if task.masked else None)
     if task.kernel == "forward":
-        call = replace(call, numerics=Numerics(sum_after_cast=True))  # the Hopper kernel has no table
-        return call, lambda: launch.forward(call)
+        call = replace(call, numerics=Numerics(reverse_keys=True))  # else Hopper's own kernel runs, which has no table
+        return lambda: launch.forward(call)
     if task.kernel == "backward_bias":
         call = replace(call, bias=torch.randn(1, shape[1], length, length, dtype=dtype, device="cuda"))
     out, lse = launch.forward(call)
-    return call, lambda: launch.backward(call, out, lse, dout, None, task.kernel == "backward_bias")
+    return lambda: launch.backward(call, out, lse, dout, None, task.kernel == "backward_bias")

@@ -24,7 +24,7 @@ def tune(
     """
     import torch
 
-    from assay.bench.tune import DIMS, Task, measure, merged, tasks
+    from assay.bench.tune import DIMS, Task, compile_all, count, measure, merged, tasks
     from assay.flash.tuning import KERNELS, Tile, file_name, folder
     from assay.report.files import write_whole
 
@@ -40,9 +40,11 @@ def tune(
     found: dict[Task, Tile] = {}
     try:
         with progress_bar() as progress:
-            bar = progress.add_task("tuning", total=len(wanted))
+            bar = progress.add_task("compiling", total=count(wanted) + len(wanted))
+            for task in compile_all(wanted):
+                progress.update(bar, advance=1, description=escape(f"compiling {task.kernel}, {task.row}, {task.dim}"))
             for task in wanted:
-                progress.update(bar, description=escape(f"{task.kernel}, {task.row}, {task.dim}"))
+                progress.update(bar, description=escape(f"timing {task.kernel}, {task.row}, {task.dim}"))
                 best = measure(task)
                 if best is not None:
                     found[task] = best[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -38,12 +39,11 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
     q, k, v = _positive_scale(call)
-    heads, queries = q.shape[1:3]
-    block_dim, block_value_dim, tile = padded(q.shape[3]), padded(v.shape[3]), tile_for("forward", call)
-    attention_forward[_grid(call, call.cu_seqlens_q, queries, heads, tile.rows)](
-        _tiles(q, tile.rows, block_dim),
-        _tiles(k, tile.columns, block_dim),
-        _tiles(v, tile.columns, block_value_dim),
+    tile = tile_for("forward", call)
+    attention_forward[_grid(call, call.cu_seqlens_q, q.shape[2], q.shape[1], tile.rows)](
+        _tiles(q, tile.rows),
+        _tiles(k, tile.columns),
+        _tiles(v, tile.columns),
         out,
         out.stride()[:3],
         lse,
@@ -52,17 +52,11 @@ def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
         _scores(call),
         _dropout(call),
         _knobs(call.numerics, v.dtype),
-        heads,
-        call.group,
-        v.shape[3],
-        tile.rows,
-        tile.columns,
-        block_dim,
-        block_value_dim,
-        _linear(call),
-        precision(call.q.dtype, call.tf32),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        heads=q.shape[1],
+        group=call.group,
+        VALUE_DIM=v.shape[3],
+        LINEAR=_linear(call),
+        **_sizes(call, tile),
     )
 
 
@@ -70,111 +64,98 @@ def backward(
     call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None, needs_bias: bool
 ) -> Gradients:
     """The gradients of everything that has one."""
-    q, k, v = _positive_scale(call)
-    batch, heads, queries, dim = q.shape
-    keys, kv_heads, value_dim = k.shape[2], k.shape[1], v.shape[3]
     dq, dk, dv = (empty_gradient(x) for x in (call.q, call.k, call.v))
-    if queries == 0 or keys == 0 or batch == 0:
+    if dq.numel() == 0 or dk.numel() == 0:
         dbias = torch.zeros_like(call.bias) if needs_bias and call.bias is not None else None
         dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
         return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), dbias, dsinks)
-    block_dim, block_value_dim = padded(dim), padded(value_dim)
-    log2_lse, delta = torch.empty_like(lse), torch.empty_like(lse)
-    prepare_backward[(triton.cdiv(queries, 64), heads, batch)](
-        out, dout, lse, dlse, log2_lse, delta, out.stride(), dout.stride(),
-        None if dlse is None else dlse.stride(), queries, heads, value_dim, block_value_dim, 64,
-    )  # fmt: skip
-    shared = (_dropout(call), heads, call.group)
-    dout = aligned(dout)
-    for wanted in ("k", "v") if max(block_dim, block_value_dim) > 128 else ("kv",):
-        tile = tile_for(f"backward_{wanted}", call)
-        attention_backward_kv[_grid(call, call.cu_seqlens_k, keys, kv_heads, tile.columns)](
-            _tiles(q, tile.rows, block_dim),
-            _tiles(k, tile.columns, block_dim),
-            _tiles(v, tile.columns, block_value_dim),
-            _tiles(dout, tile.rows, block_value_dim),
-            dk,
-            dv,
-            dk.stride()[:3],
-            dv.stride()[:3],
-            log2_lse,
-            delta,
-            _span(call),
-            _scores(call),
-            abs(call.scale),
-            *shared,
-            dim,
-            value_dim,
-            tile.rows,
-            tile.columns,
-            block_dim,
-            block_value_dim,
-            _linear(call),
-            precision(call.q.dtype, call.tf32),
-            tile.split,
-            wanted,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
-    tile = tile_for("backward_q", call)
-    attention_backward_q[_grid(call, call.cu_seqlens_q, queries, heads, tile.rows)](
-        _tiles(q, tile.rows, block_dim),
-        _tiles(k, tile.columns, block_dim),
-        _tiles(v, tile.columns, block_value_dim),
-        _tiles(dout, tile.rows, block_value_dim),
-        dq,
-        dq.stride()[:3],
-        log2_lse,
-        delta,
-        _span(call),
-        _scores(call),
-        call.scale,
-        *shared,
-        dim,
-        tile.rows,
-        tile.columns,
-        block_dim,
-        block_value_dim,
-        _linear(call),
-        precision(call.q.dtype, call.tf32),
-        tile.split,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    log2_lse, delta = _prepared(out, lse, dout, dlse)
+    rest = (log2_lse, delta, _span(call), _scores(call))
+    tensors = (*_positive_scale(call), aligned(dout))
+    _backward_kv(call, tensors, dk, dv, rest)
+    _backward_q(call, tensors, dq, rest)
     dbias = dsinks = None
     if needs_bias and call.bias is not None:
-        dbias = torch.empty_like(call.bias)
-        tile = tile_for("backward_bias", call)
-        sizes, summed = _bias_grid(call, call.bias, tile)
-        attention_backward_bias[sizes](
-            _tiles(q, tile.rows, block_dim),
-            _tiles(k, tile.columns, block_dim),
-            _tiles(v, tile.columns, block_value_dim),
-            _tiles(dout, tile.rows, block_value_dim),
-            dbias,
-            dbias.stride(),
-            log2_lse,
-            delta,
-            _span(call),
-            _scores(call),
-            _dropout(call),
-            summed,
-            heads,
-            call.group,
-            tile.rows,
-            tile.columns,
-            block_dim,
-            block_value_dim,
-            precision(call.q.dtype, call.tf32),
-            call.bias.shape[2] != queries,
-            call.bias.shape[3] != keys,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        dbias = _backward_bias(call, call.bias, tensors, rest)
     if call.sinks is not None:  # dP of the sink is 0: it has no value
         share = torch.exp(call.sinks.float()[:, None] - lse)
         dsinks = -(share * delta).sum((0, 2)).to(call.sinks.dtype)
     return Gradients(dq, dk, dv, dbias, dsinks)
+
+
+def _prepared(
+    out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The LSE in units of log₂, and delta."""
+    log2_lse, delta = torch.empty_like(lse), torch.empty_like(lse)
+    (batch, heads, queries), dim = lse.shape, out.shape[3]
+    strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
+    prepare_backward[(triton.cdiv(queries, 64), heads, batch)](
+        out, dout, lse, dlse, log2_lse, delta, *strides, queries, heads, dim, padded(dim), 64
+    )
+    return log2_lse, delta
+
+
+def _backward_kv(call: Call, tensors: Tensors, dk: torch.Tensor, dv: torch.Tensor, rest: tuple[Any, ...]) -> None:
+    """Large heads sum dK and dV up one after the other: the registers do not hold both."""
+    large = max(call.q.shape[3], call.v.shape[3]) > 128
+    for wanted in ("k", "v") if large else ("kv",):
+        tile = tile_for(f"backward_{wanted}", call)
+        attention_backward_kv[_grid(call, call.cu_seqlens_k, dk.shape[2], dk.shape[1], tile.columns)](
+            *_all_tiles(tensors, tile),
+            dk,
+            dv,
+            dk.stride()[:3],
+            dv.stride()[:3],
+            *rest,
+            abs(call.scale),
+            _dropout(call),
+            heads=call.q.shape[1],
+            group=call.group,
+            DIM=dk.shape[3],
+            VALUE_DIM=dv.shape[3],
+            LINEAR=_linear(call),
+            SPLIT=tile.split,
+            WANTED=wanted,
+            **_sizes(call, tile),
+        )
+
+
+def _backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, rest: tuple[Any, ...]) -> None:
+    tile = tile_for("backward_q", call)
+    attention_backward_q[_grid(call, call.cu_seqlens_q, dq.shape[2], dq.shape[1], tile.rows)](
+        *_all_tiles(tensors, tile),
+        dq,
+        dq.stride()[:3],
+        *rest,
+        call.scale,
+        _dropout(call),
+        heads=dq.shape[1],
+        group=call.group,
+        DIM=dq.shape[3],
+        LINEAR=_linear(call),
+        SPLIT=tile.split,
+        **_sizes(call, tile),
+    )
+
+
+def _backward_bias(call: Call, bias: torch.Tensor, tensors: Tensors, rest: tuple[Any, ...]) -> torch.Tensor:
+    dbias, tile = torch.empty_like(bias), tile_for("backward_bias", call)
+    grid, summed = _bias_grid(call, bias, tile)
+    attention_backward_bias[grid](
+        *_all_tiles(tensors, tile),
+        dbias,
+        dbias.stride(),
+        *rest,
+        _dropout(call),
+        summed,
+        heads=call.q.shape[1],
+        group=call.group,
+        SUM_ROWS=bias.shape[2] != call.q.shape[2],
+        SUM_KEYS=bias.shape[3] != call.k.shape[2],
+        **_sizes(call, tile),
+    )
+    return dbias
 
 
 def key_blocks(call: Call) -> tuple[int, bool]:
@@ -184,9 +165,31 @@ def key_blocks(call: Call) -> tuple[int, bool]:
     return tile_for("forward", call).columns, call.numerics.reverse_keys
 
 
-def _tiles(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Q, K, V and dO."""
+
+
+def _all_tiles(tensors: Tensors, tile: Tile) -> Iterator[TensorDescriptor]:
+    return map(_tiles, tensors, (tile.rows, tile.columns, tile.columns, tile.rows))
+
+
+def _tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """The tensor cut into blocks of so many rows."""
     strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, dims])
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])])
+
+
+def _sizes(call: Call, tile: Tile) -> dict[str, Any]:
+    """What every kernel takes at compile time."""
+    return {
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "BLOCK_DIM": padded(call.q.shape[3]),
+        "BLOCK_VALUE_DIM": padded(call.v.shape[3]),
+        "PRECISION": precision(call.q.dtype, call.tf32),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
 
 
 def _positive_scale(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

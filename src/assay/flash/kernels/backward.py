@@ -15,7 +15,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from assay.flash.kernels.tile import LOG2_E, bounds, kept, keys_of_rows, place_of, probabilities, rows_of_keys, without
+from assay.flash.kernels.tile import (
+    LOG2_E,
+    bounds,
+    kept,
+    keys_of_rows,
+    of_head,
+    place_of,
+    probabilities,
+    rows_of_keys,
+    without,
+)
 
 
 @triton.jit
@@ -171,12 +181,7 @@ def attention_backward_kv(
     begin, whole_begin, whole_end, end = rows_of_keys(start, len_q, len_k, span, ROWS, COLUMNS)
     for member in range(group):
         head = kv_head * group + member
-        slope = 0.0
-        if scores.slopes is not None:
-            slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
-        bias = scores.bias
-        if scores.bias is not None:
-            bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
+        slope, bias = of_head(scores, sequence, batch, heads, head)
         place = (batch * heads + head).to(tl.int64) * span.queries + first_row
         for part in tl.static_range(3 if SPLIT else 1):
             dk, dv = _over_rows(
@@ -290,12 +295,7 @@ def attention_backward_q(
     start = block * ROWS
     row = start + tl.arange(0, ROWS)
     rows = row[:, None]
-    slope = 0.0
-    if scores.slopes is not None:
-        slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
-    bias = scores.bias
-    if scores.bias is not None:
-        bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
+    slope, bias = of_head(scores, sequence, batch, heads, head)
     q = q_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_DIM)
     do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
     place = (batch * heads + head).to(tl.int64) * span.queries + first_row

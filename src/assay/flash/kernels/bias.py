@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from assay.flash.kernels.tile import LOG2_E, kept, probabilities
+from assay.flash.kernels.tile import kept, of_head, probabilities
 
 
 @triton.jit
@@ -41,10 +41,7 @@ def attention_backward_bias(
         batch = tl.program_id(2) + i
         for j in range(summed[1]):
             head = tl.program_id(1) + j
-            slope = 0.0
-            if scores.slopes is not None:
-                slope = tl.load(scores.slopes + batch * heads + head) * LOG2_E
-            bias = scores.bias + batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
+            slope, bias = of_head(scores, batch, batch, heads, head)
             place = (batch * heads + head).to(tl.int64) * span.queries
             for m in range(summed[2]):
                 row = (row_block + m) * ROWS + tl.arange(0, ROWS)

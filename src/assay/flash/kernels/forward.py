@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from assay.flash.kernels.tile import LN_2, LOG2_E, adjust, bounds, kept, keys_of_rows, place_of, visible, without
+from assay.flash.kernels.tile import (
+    LN_2,
+    LOG2_E,
+    adjust,
+    bounds,
+    kept,
+    keys_of_rows,
+    of_head,
+    place_of,
+    visible,
+    without,
+)
 
 
 class Knobs(NamedTuple):
@@ -158,13 +169,7 @@ def attention_forward(
     first_row, first_key, len_q, len_k = bounds(span, sequence)
     rows = block * ROWS + tl.arange(0, ROWS)
     tall = rows[:, None]
-    slope = 0.0
-    if scores.slopes is not None:
-        slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
-    bias = scores.bias
-    if scores.bias is not None:
-        bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
-
+    slope, bias = of_head(scores, sequence, batch, heads, head)
     q = q_tiles.load([batch, head, first_row + block * ROWS, 0]).reshape(ROWS, BLOCK_DIM)
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     row_sum = tl.zeros((ROWS,), tl.float32)

@@ -111,6 +111,20 @@ def bounds(span: tl.tuple, batch: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.t
 
 
 @triton.jit
+def of_head(
+    scores: tl.tuple, sequence: tl.tensor, batch: tl.tensor, heads: tl.tensor, head: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """ALiBi's slope in units of log₂, and where the bias of this head begins."""
+    slope = 0.0
+    if scores.slopes is not None:
+        slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
+    bias = scores.bias
+    if scores.bias is not None:
+        bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
+    return slope, bias
+
+
+@triton.jit
 def keys_of_rows(
     first: tl.tensor, rows: tl.tensor, keys: tl.tensor, span: tl.tuple, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
