@@ -260,6 +260,7 @@ CASES = {
     "window of nothing": Case(window=(3, -5), sinks=True),
     "softcap": Case(softcap=1.5, causal=True),
     "alibi": Case(alibi=True, queries=45),
+    "alibi, causal": Case(alibi=True, causal=True, queries=45, heads=(4, 2), sinks=True, lse_gradient=True),
     "sinks": Case(sinks=True, causal=True, queries=90, keys=60),
     "bias": Case(bias=WHOLE),
     "bias, one for all": Case(bias=(0, 0, 1, 1), heads=(4, 2)),

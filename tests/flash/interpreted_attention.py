@@ -34,6 +34,8 @@ def attention_cases() -> int:
     checked = 0
     for i, (name, case) in enumerate((CASES | MORE).items()):
         dtype, tiles = ((torch.float32, SMALL), (torch.float16, SMALL), (torch.float32, ONE_LOOP))[i % 3]
+        if name == "alibi, causal":  # 16-bit inputs have a way of their own there
+            dtype = torch.float16
         small = replace(case, batch=1) if case.batch > 1 and case.packed is None else case
         with trying(tiles):
             try:

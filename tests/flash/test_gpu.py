@@ -40,6 +40,7 @@ LARGE = {
         "window both": Case(queries=400, keys=500, window=(65, 40)),
         "softcap": Case(queries=260, keys=260, causal=True, softcap=2.0),
         "alibi": Case(queries=260, keys=330, alibi=True),
+        "alibi, causal": Case(queries=260, keys=330, alibi=True, causal=True, sinks=True),
         "sinks": Case(queries=260, keys=260, sinks=True, causal=True),
         "bias": Case(queries=130, keys=200, bias=(1, 1, 1, 1)),
         "packed": Case(packed=((200, 200), (0, 7), (77, 140), (1, 300), (130, 130)), causal=True),

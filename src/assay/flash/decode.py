@@ -245,7 +245,7 @@ def _attend(call: CacheCall, tile: Tile, row_blocks: int, least: int, out: Tenso
         lse.stride(),
         None if call.sinks is None else call.sinks.contiguous(),
         Span(queries, None, left, right, None, None, None),
-        Scores(scale, None if cap is None else cap * _LOG2_E, call.slopes, None, None, None, None, None),
+        Scores(scale, None if cap is None else cap * _LOG2_E, call.slopes, None, None, None, None, None, None),
         call.longest,
         heads,
         splits,

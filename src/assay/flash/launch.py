@@ -197,9 +197,15 @@ def _positive_scale(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return aligned(-call.q if call.scale < 0 else call.q), aligned(call.k), aligned(call.v)
 
 
+def _near(call: Call) -> bool:
+    """ALiBi alone, no key ahead of its query. Not in FP32, where counting keys from elsewhere would show."""
+    ahead = call.right is None or call.right > 0
+    return call.slopes is not None and call.bias is None and not ahead and call.q.dtype != torch.float32
+
+
 def _linear(call: Call) -> bool:
-    """Whether the scores are Q·Kᵀ times a positive number and nothing else."""
-    return call.softcap is None and call.slopes is None and call.bias is None and call.scale != 0
+    """Whether the scores are Q·Kᵀ, or its softcap's tanh, times a positive number and nothing else."""
+    return call.slopes is None and call.bias is None and (call.scale != 0 or call.softcap is not None)
 
 
 def _lse_of_nothing(call: Call, lse: torch.Tensor) -> torch.Tensor:
@@ -222,6 +228,7 @@ def _scores(call: Call) -> Scores:
         scale * _LOG2_E if call.softcap is None else scale / call.softcap,
         None if call.softcap is None else call.softcap * _LOG2_E,
         call.slopes,
+        triton.language.constexpr(True) if _near(call) else None,
         bias,
         *strides,
     )

@@ -17,13 +17,14 @@ import triton.language as tl
 
 from assay.flash.kernels.tile import (
     LOG2_E,
+    bias_of,
     bounds,
     kept,
     keys_of_rows,
-    of_head,
     place_of,
     probabilities,
     rows_of_keys,
+    slope_of,
     without,
 )
 
@@ -109,9 +110,12 @@ def _over_rows(
         if MASKED and span.cu_q is not None:
             q, do = without(q, start, len_q, ROWS), without(do, start, len_q, ROWS)
         lse_row = tl.load(log2_lse + row, mask=row < len_q, other=float("inf"))
+        origin = start + len_k - len_q
+        if scores.near is not None:
+            lse_row += slope * tl.arange(0, ROWS).to(tl.float32)
         p, bent = probabilities(
             tl.dot(k, q.T, input_precision=PRECISION), lse_row[None, :], rows, keys, len_q, len_k, span, scores,
-            slope, bias, LINEAR, PRECISION == "ieee", MASKED,
+            slope, bias, origin, LINEAR, PRECISION == "ieee", MASKED,
         )  # fmt: skip
         factor = 1.0
         if dropout.seed is not None:
@@ -181,7 +185,7 @@ def attention_backward_kv(
     begin, whole_begin, whole_end, end = rows_of_keys(start, len_q, len_k, span, ROWS, COLUMNS)
     for member in range(group):
         head = kv_head * group + member
-        slope, bias = of_head(scores, sequence, batch, heads, head)
+        slope, bias = slope_of(scores, sequence, heads, head), bias_of(scores, batch, head)
         place = (batch * heads + head).to(tl.int64) * span.queries + first_row
         for part in tl.static_range(3 if SPLIT else 1):
             dk, dv = _over_rows(
@@ -226,6 +230,7 @@ def _over_keys(
     scores: tl.tuple,
     slope: tl.tensor,
     bias: tl.tensor,
+    origin: tl.tensor,
     dropout: tl.tuple,
     dropout_head: tl.tensor,
     COLUMNS: tl.constexpr,
@@ -245,7 +250,7 @@ def _over_keys(
             k, v = without(k, start, len_k, COLUMNS), without(v, start, len_k, COLUMNS)
         p, bent = probabilities(
             tl.dot(q, k.T, input_precision=PRECISION), lse_row[:, None], rows, keys, len_q, len_k, span, scores,
-            slope, bias, LINEAR, PRECISION == "ieee", MASKED,
+            slope, bias, origin, LINEAR, PRECISION == "ieee", MASKED,
         )  # fmt: skip
         dp = tl.dot(do, v.T, input_precision=PRECISION)
         if dropout.seed is not None:
@@ -295,12 +300,15 @@ def attention_backward_q(
     start = block * ROWS
     row = start + tl.arange(0, ROWS)
     rows = row[:, None]
-    slope, bias = of_head(scores, sequence, batch, heads, head)
+    slope, bias = slope_of(scores, sequence, heads, head), bias_of(scores, batch, head)
     q = q_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_DIM)
     do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
     place = (batch * heads + head).to(tl.int64) * span.queries + first_row
     lse_row = tl.load(log2_lse + place + row, mask=row < len_q, other=float("inf"))
     delta_row = tl.load(delta + place + row, mask=row < len_q, other=0.0)
+    origin = start + len_k - len_q
+    if scores.near is not None:
+        lse_row += slope * tl.arange(0, ROWS).to(tl.float32)
     dq = tl.zeros((ROWS, BLOCK_DIM), tl.float32)
     begin, whole_begin, whole_end, end = keys_of_rows(start, len_q, len_k, span, ROWS, COLUMNS)
     for part in tl.static_range(3 if SPLIT else 1):
@@ -309,7 +317,7 @@ def attention_backward_q(
                 dq, q, do, k_tiles, v_tiles, lse_row, delta_row,
                 begin if part == 0 else (whole_begin if part == 1 else whole_end),
                 (whole_begin if SPLIT else end) if part == 0 else (whole_end if part == 1 else end),
-                batch, head // group, first_key, rows, len_q, len_k, span, scores, slope, bias,
+                batch, head // group, first_key, rows, len_q, len_k, span, scores, slope, bias, origin,
                 dropout, sequence * heads + head,
                 COLUMNS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, part != 1,
             )  # fmt: skip

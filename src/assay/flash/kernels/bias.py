@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from assay.flash.kernels.tile import kept, of_head, probabilities
+from assay.flash.kernels.tile import bias_of, kept, probabilities, slope_of
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def attention_backward_bias(
         batch = tl.program_id(2) + i
         for j in range(summed[1]):
             head = tl.program_id(1) + j
-            slope, bias = of_head(scores, batch, batch, heads, head)
+            slope, bias = slope_of(scores, batch, heads, head), bias_of(scores, batch, head)
             place = (batch * heads + head).to(tl.int64) * span.queries
             for m in range(summed[2]):
                 row = (row_block + m) * ROWS + tl.arange(0, ROWS)
@@ -57,7 +57,7 @@ def attention_backward_bias(
                     v = v_tiles.load([batch, head // group, start, 0]).reshape(COLUMNS, BLOCK_VALUE_DIM)
                     p, _ = probabilities(
                         tl.dot(q, k.T, input_precision=PRECISION), lse_row[:, None], rows, keys,
-                        span.queries, span.keys, span, scores, slope, bias, False, PRECISION == "ieee", True,
+                        span.queries, span.keys, span, scores, slope, bias, 0, False, PRECISION == "ieee", True,
                     )  # fmt: skip
                     dp = tl.dot(do, v.T, input_precision=PRECISION)
                     if dropout.seed is not None:

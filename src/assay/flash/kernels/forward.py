@@ -17,11 +17,13 @@ from assay.flash.kernels.tile import (
     LN_2,
     LOG2_E,
     adjust,
+    bend,
+    bias_of,
     bounds,
     kept,
     keys_of_rows,
-    of_head,
     place_of,
+    slope_of,
     visible,
     without,
 )
@@ -81,6 +83,7 @@ def _over_blocks(
     scores: tl.tuple,
     slope: tl.tensor,
     bias: tl.tensor,
+    origin: tl.tensor,
     dropout: tl.tuple,
     dropout_head: tl.tensor,
     knobs: tl.tuple,
@@ -98,12 +101,18 @@ def _over_blocks(
         keys = start + tl.arange(0, COLUMNS)[None, :]
         k = k_tiles.load([batch, kv_head, first_key + start, 0]).reshape(COLUMNS, BLOCK_DIM)
         s = tl.dot(q, k.T, input_precision=PRECISION)
-        if not LINEAR:
+        unit = 1.0
+        if LINEAR:
+            s, unit = bend(s, scores, PRECISION == "ieee")
+        elif scores.near is not None:
+            s, unit = bend(s, scores, PRECISION == "ieee")
+            s = s * unit + slope * (keys - origin).to(tl.float32)
+        else:
             s, _ = adjust(s, rows, keys, len_q, len_k, slope, bias, scores, PRECISION == "ieee")
         if MASKED:
             s = tl.where(visible(rows, keys, len_q, len_k, span), s, float("-inf"))
-        if LINEAR:
-            latest = tl.maximum(maximum, tl.max(s, 1) * scores.scale)
+        if LINEAR:  # the maximum first, then its unit: one multiplication a row
+            latest = tl.maximum(maximum, tl.max(s, 1) * unit)
         else:
             latest = tl.maximum(maximum, tl.max(s, 1))
         # A row that has seen no key yet: exp2(−inf − 0) is the 0 that it should be.
@@ -111,7 +120,7 @@ def _over_blocks(
         if MASKED or not LINEAR:
             reference = tl.where(latest == float("-inf"), 0.0, latest)
         if LINEAR:
-            p = tl.exp2(s * scores.scale - reference[:, None])
+            p = tl.exp2(s * unit - reference[:, None])
         else:
             p = tl.exp2(s - reference[:, None])
         cast = hold(p, knobs.probabilities)
@@ -169,12 +178,17 @@ def attention_forward(
     first_row, first_key, len_q, len_k = bounds(span, sequence)
     rows = block * ROWS + tl.arange(0, ROWS)
     tall = rows[:, None]
-    slope, bias = of_head(scores, sequence, batch, heads, head)
+    slope, bias = slope_of(scores, sequence, heads, head), bias_of(scores, batch, head)
     q = q_tiles.load([batch, head, first_row + block * ROWS, 0]).reshape(ROWS, BLOCK_DIM)
+    # Near ALiBi counts keys from the first row's position: what a row's own position adds to its scores.
+    origin = block * ROWS + len_k - len_q
+    tilt = tl.zeros((ROWS,), tl.float32)
+    if scores.near is not None:
+        tilt = slope * tl.arange(0, ROWS).to(tl.float32)
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     row_sum = tl.zeros((ROWS,), tl.float32)
     if sinks is not None:  # one more key, which has no value
-        maximum = tl.zeros((ROWS,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
+        maximum = tilt + tl.load(sinks + head).to(tl.float32) * LOG2_E
         row_sum += 1.0
     output = tl.zeros((ROWS, BLOCK_VALUE_DIM), tl.float32)
     begin, whole_begin, whole_end, end = keys_of_rows(block * ROWS, len_q, len_k, span, ROWS, COLUMNS)
@@ -185,7 +199,7 @@ def attention_forward(
                 output, row_sum, maximum, q, k_tiles, v_tiles,
                 begin if which == 0 else (whole_begin if which == 1 else whole_end),
                 whole_begin if which == 0 else (whole_end if which == 1 else end),
-                batch, head // group, first_key, tall, len_q, len_k, span, scores, slope, bias,
+                batch, head // group, first_key, tall, len_q, len_k, span, scores, slope, bias, origin,
                 dropout, sequence * heads + head, knobs,
                 COLUMNS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, which != 1,
             )  # fmt: skip
@@ -197,4 +211,4 @@ def attention_forward(
     place = (first_row + tall).to(tl.int64) * out_strides[2] + dims
     tl.store(out + place, output.to(out.dtype.element_ty), mask=(tall < len_q) & (dims < VALUE_DIM))
     lse += (batch * heads + head).to(tl.int64) * span.queries + first_row
-    tl.store(lse + rows, (maximum + tl.log2(row_sum)) * LN_2, mask=rows < len_q)
+    tl.store(lse + rows, (maximum + tl.log2(row_sum) - tilt) * LN_2, mask=rows < len_q)

@@ -196,16 +196,22 @@ def tanh(x):
 
 @gluon.jit
 def softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores, MASKED: gl.constexpr):
-    """One block's scores → P, the new maximum and row sum, and the factor for what came before."""
-    LINEAR: gl.constexpr = scores.cap is None and scores.slopes is None
+    """One block's scores → P, the new maximum and row sum, and the factor for what came before.
+
+    With `scores.near` keys are counted from the tile's first position: what that adds to a row's scores `attend` takes
+    off its LSE.
+    """
+    LINEAR: gl.constexpr = scores.slopes is None
     keys = gl.expand_dims(start + columns, 0)
     position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
+    unit = scores.scale
     if scores.cap is not None:
-        s = tanh(s * scores.scale) * scores.cap
+        s = tanh(s * scores.scale)
+        unit = scores.cap
+    if scores.near is not None:
+        s = s * unit + slope * (keys - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
     elif not LINEAR:
-        s = s * scores.scale
-    if scores.slopes is not None:
-        s -= slope * gl.abs((position - keys).to(gl.float32))
+        s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
     if MASKED:
         seen = keys < work.len_k
         if span.right is not None:
@@ -214,14 +220,14 @@ def softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores
             seen &= keys >= position - span.left
         s = gl.where(seen, s, float("-inf"))
     if LINEAR:
-        latest = gl.maximum(maximum, gl.max(s, 1) * scores.scale)
+        latest = gl.maximum(maximum, gl.max(s, 1) * unit)
     else:
         latest = gl.maximum(maximum, gl.max(s, 1))
     reference = latest
     if MASKED:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
     if LINEAR:
-        p = gl.exp2(s * scores.scale - gl.expand_dims(reference, 1))
+        p = gl.exp2(s * unit - gl.expand_dims(reference, 1))
     else:
         p = gl.exp2(s - gl.expand_dims(reference, 1))
     factor = gl.exp2(maximum - reference)
@@ -303,8 +309,11 @@ def attend(
         slope = gl.load(scores.slopes + work.sequence * heads + work.head) * LOG2_E
     maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
+    tilt = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
+    if scores.near is not None:
+        tilt = slope * (rows - work.first_row).to(gl.float32)
     if sinks is not None:  # one more key, which has no value
-        maximum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT) + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
+        maximum = tilt + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
         row_sum += 1.0
     output = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
 
@@ -349,7 +358,7 @@ def attend(
     inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
     output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
-    gl.store(lse + place + rows, (maximum + gl.log2(row_sum)) * LN_2, mask=rows < work.len_q)
+    gl.store(lse + place + rows, (maximum + gl.log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
     STORE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     output = gl.convert_layout(output.to(out.dtype.element_ty), STORE)
     out_rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, STORE))

@@ -43,6 +43,8 @@ class Scores(NamedTuple):
     """The softcap, in units of log₂."""
     slopes: Any
     """(B, H) FP32, of ALiBi."""
+    near: Any
+    """ALiBi alone, over keys that are never ahead: only slope · key is added, and the row's part moves its LSE."""
     bias: Any
     """Float (added) or bool as uint8 (0 hides)."""
     bias_batch: Any
@@ -111,17 +113,21 @@ def bounds(span: tl.tuple, batch: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.t
 
 
 @triton.jit
-def of_head(
-    scores: tl.tuple, sequence: tl.tensor, batch: tl.tensor, heads: tl.tensor, head: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    """ALiBi's slope in units of log₂, and where the bias of this head begins."""
-    slope = 0.0
-    if scores.slopes is not None:
-        slope = tl.load(scores.slopes + sequence * heads + head) * LOG2_E
-    bias = scores.bias
-    if scores.bias is not None:
-        bias += batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
-    return slope, bias
+def slope_of(scores: tl.tuple, sequence: tl.tensor, heads: tl.tensor, head: tl.tensor) -> tl.tensor:
+    """ALiBi's slope in units of log₂; 0 without."""
+    if scores.slopes is None:
+        return 0.0
+    else:
+        return tl.load(scores.slopes + sequence * heads + head) * LOG2_E
+
+
+@triton.jit
+def bias_of(scores: tl.tuple, batch: tl.tensor, head: tl.tensor) -> tl.tensor:
+    """Where the bias of this head begins; without one, a pointer that nobody reads."""
+    if scores.bias is None:
+        return 0
+    else:
+        return scores.bias + batch.to(tl.int64) * scores.bias_batch + head.to(tl.int64) * scores.bias_head
 
 
 @triton.jit
@@ -203,6 +209,15 @@ def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def bend(s: tl.tensor, scores: tl.tuple, EXACT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Q·Kᵀ, or the softcap's tanh of it, and what either is to be multiplied by to be in units of log₂."""
+    if scores.cap is None:
+        return s, scores.scale
+    else:
+        return tanh(s * scores.scale, EXACT), scores.cap
+
+
+@triton.jit
 def adjust(
     s: tl.tensor,
     rows: tl.tensor,
@@ -215,14 +230,10 @@ def adjust(
     EXACT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Q·Kᵀ → scores in units of log₂, and the softcap's tanh; `bias` points to this head's."""
-    if scores.cap is None:
-        bent = s
-        s = s * scores.scale
-    else:
-        bent = tanh(s * scores.scale, EXACT)
-        s = bent * scores.cap
-    if scores.slopes is not None:
-        s -= slope * tl.abs((rows + (len_k - len_q) - keys).to(tl.float32))
+    bent, unit = bend(s, scores, EXACT)
+    s = bent * unit
+    if scores.slopes is not None:  # converted before the difference: a row and a column, not a matrix
+        s -= slope * tl.abs((rows + (len_k - len_q)).to(tl.float32) - keys.to(tl.float32))
     if scores.bias is not None:
         place = rows.to(tl.int64) * scores.bias_row + keys.to(tl.int64) * scores.bias_key
         value = tl.load(bias + place, mask=(rows < len_q) & (keys < len_k), other=0)
@@ -245,18 +256,25 @@ def probabilities(
     scores: tl.tuple,
     slope: tl.tensor,
     bias: tl.tensor,
+    origin: tl.tensor,
     LINEAR: tl.constexpr,
     EXACT: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """P of a tile from Q·Kᵀ and the LSE, and the softcap's tanh; rows and keys either way round."""
-    bent = s
-    if not LINEAR:
+    """P of a tile from Q·Kᵀ and the LSE, and the softcap's tanh; rows and keys either way round.
+
+    With `scores.near` the LSE is that of keys counted from `origin`.
+    """
+    if LINEAR:
+        bent, unit = bend(s, scores, EXACT)
+        s = bent * unit
+    elif scores.near is not None:
+        bent, unit = bend(s, scores, EXACT)
+        s = bent * unit + slope * (keys - origin).to(tl.float32)
+    else:
         s, bent = adjust(s, rows, keys, len_q, len_k, slope, bias, scores, EXACT)
     if MASKED:
         s = tl.where(visible(rows, keys, len_q, len_k, span), s, float("-inf"))
-    if LINEAR:
-        s = s * scores.scale
     return tl.exp2(s - lse), bent
 
 
