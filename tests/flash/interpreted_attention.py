@@ -25,6 +25,7 @@ SMALL = {kernel: Tile(32, 32, 4, 1) for kernel in KERNELS}
 ONE_LOOP = {kernel: Tile(16, 32, 4, 1, False) for kernel in KERNELS}
 MORE = {
     "dims over 128": Case(batch=1, heads=(2, 1), dims=(136, 130), causal=True, queries=50, keys=50),
+    "few queries": Case(batch=1, heads=(4, 2), queries=3, keys=1100, dims=(32, 32), causal=True, lse_gradient=True),
     "bias, packed by nothing": Case(batch=1, bias=(1, 1, 1, 0), keys=33, causal=True),
 }
 

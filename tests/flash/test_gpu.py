@@ -38,6 +38,7 @@ LARGE = {
         "gqa": Case(queries=257, keys=257, causal=True, heads=(8, 2)),
         "window": Case(queries=600, keys=600, window=(100, 0)),
         "window both": Case(queries=400, keys=500, window=(65, 40)),
+        "few queries": Case(queries=5, keys=1500, causal=True, heads=(8, 2), sinks=True),
         "softcap": Case(queries=260, keys=260, causal=True, softcap=2.0),
         "alibi": Case(queries=260, keys=330, alibi=True),
         "alibi, causal": Case(queries=260, keys=330, alibi=True, causal=True, sinks=True),

@@ -10,7 +10,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.flash import hopper
+from assay.flash import decode, hopper
 from assay.flash.call import Call, Gradients
 from assay.flash.hopper import padded
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, prepare_backward
@@ -18,9 +18,11 @@ from assay.flash.kernels.bias import attention_backward_bias
 from assay.flash.kernels.forward import Knobs, attention_forward
 from assay.flash.kernels.tile import Dropout, Scores, Span, precision
 from assay.flash.layout import aligned, empty_gradient, empty_output
-from assay.flash.numerics import Numerics
+from assay.flash.numerics import SHIPPED, Numerics
 from assay.flash.tuning import Tile, tile_for
 
+FEW, MANY = 16, 1024
+"""Queries and keys from which on the keys are split."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -30,11 +32,40 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     lse = torch.empty(call.q.shape[:3], dtype=torch.float32, device=call.q.device)
     if out.shape[0] == 0 or out.shape[2] == 0 or call.k.shape[2] == 0:
         return out.zero_(), _lse_of_nothing(call, lse)
-    if hopper.takes(call):
+    if _few_queries(call):
+        split, lse = decode.launch(_as_decoding(call))
+        out.copy_(split)
+    elif hopper.takes(call):
         hopper.forward(call, *_positive_scale(call), out, lse, _span(call), _scores(call))
     else:
         _forward(call, out, lse)
     return out, lse
+
+
+def _few_queries(call: Call) -> bool:
+    """Too few rows to fill a GPU, over many keys: these are then split over it, as in decoding."""
+    few = call.q.shape[2] <= FEW and call.k.shape[2] >= MANY
+    plain = call.bias is None and call.dropout == 0 and call.numerics == SHIPPED and not call.tf32
+    return few and plain and not call.packed
+
+
+def _as_decoding(call: Call) -> decode.CacheCall:
+    return decode.CacheCall(
+        q=call.q,
+        k=call.k,
+        v=call.v,
+        lengths=None,
+        table=None,
+        slopes=call.slopes,
+        sinks=call.sinks,
+        longest=call.k.shape[2],
+        scale=call.scale,
+        left=call.left,
+        right=call.right,
+        softcap=call.softcap,
+        splits=None,
+        batch_invariant=call.batch_invariant,
+    )
 
 
 def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
