@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"cases", "flash"},
     "results": set(),
     "executors": set(),
-    "sweeps": {"cases", "formats", "metrics", "results", "executors"},
+    "sweeps": {"cases", "flash", "formats", "metrics", "results", "executors"},
     "recipes": {"sweeps"},
     "report": {"metrics", "results"},
     "cli": {"bench", "flash", "recipes", "report", "sweeps", "executors", "results", "cases"},

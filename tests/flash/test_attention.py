@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import assay
 from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import ops
+from assay.flash.checks import check_packing, check_sinks
 from assay.flash.numerics import Numerics
 from assay.flash.rotary import Rotary
 from tests.flash.reference import reference_attention
@@ -49,6 +52,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "scale of NaN": ({"scale": float("nan")}, "scale must be a number"),
     "scale in words": ({"scale": "big"}, "scale must be a number"),
     "infinite scale": ({"scale": float("inf")}, "scale must be a number"),
+    "scale of minus infinity": ({"scale": -float("inf")}, "scale must be a number, finite"),
+    "a seed of half a number": ({"dropout_p": 0.5, "dropout_seed": 1.5}, "whole number of 64 bits"),
+    "a seed too large": ({"dropout_p": 0.5, "dropout_seed": 2**63}, "whole number of 64 bits"),
     "negative softcap": ({"softcap": -1.0}, "softcap must be a number"),
     "dropout of 1": ({"dropout_p": 1.0}, "dropout_p must be a number"),
     "slopes of another shape": ({"alibi_slopes": torch.ones(3)}, r"\(heads,\) = \(4,\)"),
@@ -252,6 +258,57 @@ def test_opcheck() -> None:
     packed = [x.detach()[:1].transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     options = (0.25, 10, 0, 5.0, 0.0, False, False, False, "")
     torch.library.opcheck(ops.attention, (*packed, None, None, None, CU, CU, None, *options))
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_compile_with_sizes_that_change(name: str) -> None:
+    how = FEATURES[name]
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = flash_attention(q, k, v, **how)
+        return out
+
+    for heads in (4, 2) if name != "softcap and sinks" else (4,):
+        q, k, v = qkv(heads=(heads, heads))
+        expected: torch.Tensor = flash_attention(q, k, v, **how)
+        assert (step(q, k, v) - expected).abs().max() < 1e-5
+
+
+def test_the_callers_switches_do_not_reach_the_cpu() -> None:
+    """Math attention would write the matrix of scores out."""
+    q, k, v = qkv()
+    expected = flash_attention(q, k, v)
+    for backend in (SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION):
+        with sdpa_kernel(backend):
+            assert torch.equal(flash_attention(q, k, v), expected)
+
+
+def test_a_mask_under_vmap_and_without_data() -> None:
+    q, mask = draw(3, 2, 4, 10, 16), draw(3, 1, 1, 10, 10) > 0
+    mapped = torch.vmap(lambda q, m: flash_attention(q, q, q, bias=m))(q, mask)
+    expected = torch.stack([flash_attention(x, x, x, bias=m) for x, m in zip(q, mask, strict=True)])
+    assert (mapped - expected).abs().max() < 1e-5
+    with FakeTensorMode():
+        fake = torch.empty(2, 4, 10, 16)
+        assert flash_attention(fake, fake, fake, bias=torch.empty(10, 10, dtype=torch.bool)).shape == fake.shape
+
+
+def test_autocast_leaves_fp64() -> None:
+    q, k, v = (x.double() for x in qkv())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert flash_attention(q, k, v).dtype == torch.float64
+
+
+def test_strided_side_inputs() -> None:
+    """What the kernels read one after the other is made so first."""
+    q, k, v = (x[:1] for x in qkv())
+    cu = torch.stack((CU, CU + 1), 1)[:, 0]
+    sinks = torch.stack((torch.ones(4), torch.zeros(4)), 1)[:, 0]
+    found = flash_attention(q, k, v, cu_seqlens_q=cu, sinks=sinks)
+    assert torch.equal(found, flash_attention(q, k, v, cu_seqlens_q=CU, sinks=torch.ones(4)))
+    assert all(x.is_contiguous() for x in check_packing(cu, None, q) if x is not None)
+    assert check_sinks(sinks, 4, q.device).is_contiguous()
 
 
 def test_vmap() -> None:

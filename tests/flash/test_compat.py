@@ -502,3 +502,16 @@ def test_refuses(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
     assert not X.any()  # nothing was written
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"softmax_scale": float("nan")}, {"alibi_slopes": torch.ones(3)}, {"num_splits": -1}, {"softcap": -1.0}],
+    ids=lambda bad: next(iter(bad)),
+)
+def test_a_refused_call_leaves_the_cache_alone(bad: dict[str, Any]) -> None:
+    q, k, v = (torch.randn(2, 1, 4, 16) for _ in range(3))
+    caches = torch.zeros(2, 8, 4, 16), torch.zeros(2, 8, 4, 16)
+    with pytest.raises(ValueError):
+        flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=torch.tensor([1, 2], dtype=torch.int32), **bad)
+    assert not any(cache.any() for cache in caches)

@@ -13,8 +13,8 @@ from assay.flash.attention import flash_attention
 
 OURS = "assay"
 STANDARD = "standard"
-_TAKES_GROUPS = ("flash-attn",)
-"""Kernels of this machine that take fewer KV heads than heads as they are."""
+_NO_GROUPS = ("SDPA efficient",)
+"""Kernels of this machine that need as many KV heads as heads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def _kernels(device: torch.device) -> list[Contender]:
             name=kernel.name,
             call=kernel.call,
             flash=kernel.tiling is not None,
-            takes_groups=kernel.name in _TAKES_GROUPS,
+            takes_groups=kernel.name not in _NO_GROUPS,
             score_bytes=0 if kernel.tiling is not None else 4,  # SDPA's math computes in FP32
         )
         for kernel in available_kernels(device)

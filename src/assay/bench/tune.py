@@ -110,7 +110,10 @@ def merged(path: Path, device: str, found: dict[Task, Tile]) -> str:
     """The file: a line for each kernel, size of a number and mask. What was there and not measured again stays."""
     tiles: dict[str, dict[str, dict[str, list[Any]]]] = {}
     if path.is_file():
-        tiles = json.loads(path.read_text(encoding="utf-8"))["tiles"]
+        try:
+            tiles = json.loads(path.read_text(encoding="utf-8"))["tiles"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is there and is no table of tiles. Name another file.") from None
     for task, tile in found.items():
         row = tiles.setdefault(task.kernel, {}).setdefault(task.row, {})
         row[str(task.dim)] = list(tile) if not tile.split else list(tile[:4])

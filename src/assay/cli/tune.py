@@ -34,8 +34,9 @@ def tune(
         for given, known, what in ((kernel, KERNELS, "--kernel"), (dim, DIMS, "--dim")):
             if set(given or ()) - set(known):
                 raise ValueError(f"{what} is one of {', '.join(map(str, known))}; got {given}.")
-    device = torch.cuda.get_device_name()
-    path = out or folder() / file_name(device)
+        device = torch.cuda.get_device_name()
+        path = out or folder() / file_name(device)
+        write_whole(path, merged(path, device, {}).encode())  # refused now rather than after all the timing
     wanted = tasks(tuple(kernel or KERNELS), tuple(dim or DIMS))
     found: dict[Task, Tile] = {}
     try:
@@ -52,6 +53,6 @@ def tune(
                 progress.advance(bar)
     except KeyboardInterrupt:
         errors.print("Stopped before the end.")
-    with refusing(_NAME, OSError):
+    finally:
         write_whole(path, merged(path, device, found).encode())
-    typer.echo(f"Wrote {path}")
+        typer.echo(f"Wrote {path}")

@@ -144,7 +144,7 @@ def attend(
     if softcap is not None:
         checks.check_number("softcap", softcap, 0, float("inf"))
     if sinks is not None:
-        checks.check_sinks(sinks, q.shape[1], q.device)
+        sinks = checks.check_sinks(sinks, q.shape[1], q.device)
     if numerics is not None and numerics != Numerics() and not q.is_cuda:
         raise ValueError(
             "numerics are knobs of the CUDA kernel; on the CPU assay.tiled_attention with a Plan rounds every step."
@@ -170,8 +170,14 @@ def in_autocast_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
     """Inside autocast, its dtype: as SDPA."""
     if isinstance(q, Tensor) and q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
-        return q.to(dtype), k.to(dtype), v.to(dtype)
+        return _cast(q, dtype), _cast(k, dtype), _cast(v, dtype)
     return q, k, v
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What autocast casts: floats, but not FP64. Anything else is for the checks."""
+    castable = isinstance(x, Tensor) and x.dtype.is_floating_point and x.dtype != torch.float64
+    return x.to(dtype) if castable else x
 
 
 def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
@@ -183,4 +189,6 @@ def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
             got = f"{seed.dtype} {tuple(seed.shape)} on {seed.device}"
             raise ValueError(f"dropout_seed must be one int64 on {device}, got {got}.")
         return seed
-    return torch.tensor(seed, dtype=torch.int64, device=device)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"dropout_seed must be a whole number of 64 bits, or one int64 on {device}; got {seed!r}.")
+    return torch.full((), seed, dtype=torch.int64, device=device)

@@ -63,8 +63,13 @@ def check_window(window: Window | None, causal: bool) -> Window:
 
 def check_number(name: str, value: object, least: float, most: float) -> None:
     """A finite number with least ≤ value < most."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < most:
-        limits = f"from {least:g} to below {most:g}" if most < float("inf") else f"finite and at least {least:g}"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and isinstance(value, int | float) and least <= value < most and value > -float("inf")):
+        limits = "finite"
+        if most < float("inf"):
+            limits = f"from {least:g} to below {most:g}"
+        elif least > -float("inf"):
+            limits = f"finite and at least {least:g}"
         raise ValueError(f"{name} must be a number, {limits}; got {value!r}.")
 
 
@@ -76,7 +81,7 @@ def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Te
         raise ValueError(f"bias must be float (added) or bool (True = seen), got {bias.dtype}.")
     missing = 4 - bias.dim()
     full = (1,) * missing + tuple(bias.shape)
-    if missing < 0 or any(size not in (1, want) for size, want in zip(full, shape, strict=True)):
+    if missing < 0 or any(size != 1 and size != want for size, want in zip(full, shape, strict=True)):
         raise ValueError(f"bias must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(bias.shape)}.")
     return bias.reshape(full)
 
@@ -84,9 +89,10 @@ def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Te
 def check_slopes(slopes: torch.Tensor, batch: int, heads: int, device: torch.device) -> torch.Tensor:
     """(batch, heads) in FP32."""
     _check_tensor("alibi_slopes", slopes, device)
-    if slopes.requires_grad:
+    if slopes.requires_grad and torch.is_grad_enabled():
         raise ValueError("alibi_slopes have no gradient here; pass alibi_slopes.detach().")
-    if tuple(slopes.shape) not in ((heads,), (batch, heads)) or not slopes.dtype.is_floating_point:
+    shape = tuple(slopes.shape)  # compared one by one: `in` takes a compiler's symbolic sizes for different
+    if (shape != (heads,) and shape != (batch, heads)) or not slopes.dtype.is_floating_point:
         raise ValueError(
             f"alibi_slopes must be float of shape (heads,) = ({heads},) or (batch, heads) = ({batch}, {heads}), "
             f"got {slopes.dtype} {tuple(slopes.shape)}."
@@ -94,11 +100,12 @@ def check_slopes(slopes: torch.Tensor, batch: int, heads: int, device: torch.dev
     return slopes.float().expand(batch, heads).contiguous()
 
 
-def check_sinks(sinks: torch.Tensor, heads: int, device: torch.device) -> None:
-    """(heads,) of any float dtype."""
+def check_sinks(sinks: torch.Tensor, heads: int, device: torch.device) -> torch.Tensor:
+    """(heads,) of any float dtype, one after the other in memory."""
     _check_tensor("sinks", sinks, device)
     if tuple(sinks.shape) != (heads,) or not sinks.dtype.is_floating_point:
         raise ValueError(f"sinks must be float of shape (heads,) = ({heads},), got {sinks.dtype} {tuple(sinks.shape)}.")
+    return sinks.contiguous()
 
 
 def check_packing(
@@ -123,7 +130,8 @@ def check_packing(
         raise ValueError(
             f"Packed sequences have a batch of 1, (1, heads, all lengths, head dimension); got a batch of {q.shape[0]}."
         )
-    return cu_seqlens_q.to(torch.int32), cu_seqlens_k.to(torch.int32)
+    # The kernels read them one after the other in memory.
+    return cu_seqlens_q.to(torch.int32).contiguous(), cu_seqlens_k.to(torch.int32).contiguous()
 
 
 def check_boundaries(name: str, cu: torch.Tensor, total: int) -> None:

@@ -288,7 +288,7 @@ def apply_rotary_emb(
         out = rotated(x.transpose(1, 2), rotary, seqlen_offsets).transpose(1, 2)
     else:
         _check_dim("x", x, 3, f"{_PACKED} with cu_seqlens")
-        cu_seqlens = cu_seqlens.to(torch.int32)
+        cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
         out = rotated(x.transpose(0, 1)[None], rotary, seqlen_offsets, cu_seqlens)[0].transpose(0, 1)
     return x.copy_(out) if inplace else out
 
@@ -336,7 +336,7 @@ def _scores(
         "scale": scale,
         "causal": causal,
         "window": None if left is None and right is None else (left, right),
-        "softcap": softcap if softcap > 0 else None,
+        "softcap": softcap or None,
         "alibi_slopes": slopes,
     }
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from assay.flash import checks
-from assay.flash.decode import attention_with_cache
+from assay.flash.decode import attention_with_cache, checked_options
 from assay.flash.rotary import Rotary, rotated
 
 
@@ -82,6 +82,7 @@ def attend_with_new(
     """Output (B, N, H, D) and LSE (B, H, N) of q, over the cache with k and v appended to it."""
     _check_no_gradient(q, k, v, cache.k, cache.v)
     checks.check_cache(q.transpose(1, 2), cache.k.transpose(1, 2), cache.v.transpose(1, 2), cache.table)
+    checked_options(q.transpose(1, 2), **scores, splits=splits)  # refused before anything is written
     if isinstance(lengths, Tensor):
         lengths = lengths.to(torch.int32)
     if k is not None or v is not None:

@@ -1,12 +1,15 @@
-"""The plain call on the CPU: torch's SDPA itself, where it gives what we promise. No operator of ours in between."""
+"""The plain call on the CPU: torch's kernel itself, where it gives what we promise. No operator of ours in between."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from assay.flash.cpu_aten import ROWS
+
+_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | None = None) -> bool:
@@ -34,13 +37,18 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
 def attend(
     q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float | None, bias: Tensor | None = None
 ) -> Tensor:
-    """The output."""
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, bias, is_causal=right is not None, scale=scale, enable_gqa=grouped)
+    """The output, by the kernel behind SDPA: which one that is must not depend on the caller's switches."""
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros((), dtype=q.dtype).where(bias, -torch.inf)
+    out: Tensor = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
+    return out
 
 
 def _harmless(bias: Tensor, k: Tensor, v: Tensor) -> bool:
-    """A compiler cannot look at values."""
-    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype) or torch.compiler.is_compiling():
+    """Looks at values, which neither a compiler can nor a transform."""
+    watched = torch._C._functorch.peek_interpreter_stack() is not None or _get_current_dispatch_mode() is not None
+    if watched or torch.compiler.is_compiling() or type(k) not in (Tensor, Parameter):
+        return False
+    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype):
         return False
     return bool((k.detach().sum() + v.detach().sum()).isfinite())

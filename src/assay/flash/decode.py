@@ -92,14 +92,11 @@ def attention_with_cache(
     """
     checks.check_cache(q, k_cache, v_cache, block_table)
     _check_no_gradient(q, k_cache, v_cache, sinks)
-    left, right = checks.check_window(window, causal)
-    scale = _check_scores(scale, softcap, q.shape[3])
-    softcap = softcap or None  # 0 is flash-attention's way of saying none
-    _check_splits(splits, batch_invariant)
-    if alibi_slopes is not None:
-        alibi_slopes = checks.check_slopes(alibi_slopes, q.shape[0], q.shape[1], q.device)
+    left, right, scale, softcap, alibi_slopes = checked_options(
+        q, causal, scale, window, softcap, alibi_slopes, splits, batch_invariant
+    )
     if sinks is not None:
-        checks.check_sinks(sinks, q.shape[1], q.device)
+        sinks = checks.check_sinks(sinks, q.shape[1], q.device)
     longest = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
     lengths, longest = checks.check_lengths(lengths, q, longest)
     out, lse = decode(
@@ -107,6 +104,25 @@ def attention_with_cache(
         None if softcap is None else float(softcap), splits, batch_invariant,
     )  # fmt: skip
     return (out, lse) if return_lse else out
+
+
+def checked_options(
+    q: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: checks.Window | None,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    splits: int | None = None,
+    batch_invariant: bool = False,
+) -> tuple[int | None, int | None, float, float | None, Tensor | None]:
+    """The sides of the window, the scale, the softcap and the slopes as the operator takes them."""
+    left, right = checks.check_window(window, causal)
+    scale = _check_scores(scale, softcap, q.shape[3])
+    _check_splits(splits, batch_invariant)
+    if alibi_slopes is not None:
+        alibi_slopes = checks.check_slopes(alibi_slopes, q.shape[0], q.shape[1], q.device)
+    return left, right, scale, softcap or None, alibi_slopes  # 0 is flash-attention's way of saying no softcap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

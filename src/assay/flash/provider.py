@@ -36,9 +36,11 @@ def _forward(
         raise ValueError("assay's kernels give no debug mask: call without return_debug_mask.")
     seed = torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=query.device) if dropout_p > 0 else None
     out, lse = attention(query, key, value, *_rest(query, key, seed, scale, is_causal, dropout_p))
-    nothing = query.new_empty(0)
-    given = query.new_empty(0, dtype=torch.int64) if seed is None else seed
-    return out, lse, None, None, query.shape[2], key.shape[2], given, nothing, nothing
+    state = torch.zeros(2, dtype=torch.int64, device=query.device)  # the shapes that torch.compile plans with
+    if seed is not None:
+        state[0] = seed
+    offset = torch.zeros((), dtype=torch.uint64, device=query.device)
+    return out, lse, None, None, query.shape[2], key.shape[2], state.view(torch.uint64), offset, query.new_empty(0)
 
 
 def _backward(
@@ -60,7 +62,7 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`aten::_scaled_dot_product_flash_attention_backward`."""
-    seed = philox_seed if dropout_p > 0 else None
+    seed = philox_seed.view(torch.int64)[0] if dropout_p > 0 else None
     rest = _rest(query, key, seed, scale, is_causal, dropout_p)
     dq, dk, dv, _, _ = attention_gradients(out, logsumexp, grad_out, None, False, query, key, value, *rest)
     return dq, dk, dv

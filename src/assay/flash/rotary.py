@@ -67,7 +67,7 @@ def check_rotary(rotary: Rotary, dim: int, device: torch.device) -> None:
             )
         if table.device != device:
             raise ValueError(f"{name} must be on the device of what it rotates ({device}), got {table.device}.")
-        if table.requires_grad:
+        if table.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} has no gradient here; pass {name}.detach().")
     if rotary.cos.shape != rotary.sin.shape:
         raise ValueError(
@@ -157,7 +157,7 @@ def _check_offset(
                 f"Offsets must be int32 of shape (sequences,) = ({sequences},) on {x.device}, "
                 f"got {offset.dtype} {tuple(offset.shape)} on {offset.device}."
             )
-        return offset.to(torch.int32)
+        return offset.to(torch.int32).contiguous()  # the kernel reads them one after the other in memory
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise ValueError(f"An offset must be a whole number or a tensor of them, got {offset!r}.")
     rows = x.shape[2] if cu_seqlens is None else 0  # of the longest packed sequence nothing is known yet

@@ -17,6 +17,7 @@ from assay.cases.attention.blocks import Block, block_from_sram, check_block, sq
 from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, captured, check_inputs
 from assay.cases.attention.kernels import OURS, Kernel, available_kernels
 from assay.cases.attention.plan import FORWARD_STEPS, Plan
+from assay.flash.checks import LARGEST_DIM
 from assay.formats.catalog import get
 from assay.sweeps.measure import TENSORS
 from assay.sweeps.plans import high_format, named_plan
@@ -130,12 +131,19 @@ def _plain(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]
 def _over_precision(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
     """Formats × plans × baselines; on CUDA also our real kernel, as it is and perturbed, in the formats it takes."""
     yield from _plain(sweep, inputs, seed, device)
-    if torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda" or sweep.dim > LARGEST_DIM:
         return
     for kernel, format in product(OURS, sweep.formats):
-        if str(get(format)) in ("bf16", "fp16", "fp32"):
+        if str(get(format)) in kernel.formats:
             for baseline in sweep.baselines:
                 yield _of_kernel(sweep, inputs, seed, format, baseline, kernel)
+
+
+def _takes(kernel: Kernel, format: str, dim: int) -> bool:
+    """Formats that no kernel has are rounded to and carried in FP32."""
+    name = str(get(format))
+    carried = name not in ("bf16", "fp16", "fp32")
+    return (carried or name in kernel.formats) and not (kernel in OURS and dim > LARGEST_DIM)
 
 
 def _of_kernel(sweep: Sweep, inputs: str, seed: int, format: str, baseline: str, kernel: Kernel, **how: Any) -> Point:
@@ -198,7 +206,7 @@ def _rung(
 def _over_kernels(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
     for causal in (False, True):
         for kernel in available_kernels(torch.device(device)):
-            for format in sweep.formats:
+            for format in [format for format in sweep.formats if _takes(kernel, format, sweep.dim)]:
                 for tensor in TENSORS:
                     for baseline in sweep.baselines:
                         how = {"causal": causal, "tensor": tensor}

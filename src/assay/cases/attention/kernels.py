@@ -40,6 +40,8 @@ class Kernel:
     """From the queries and the keys: the tile sizes and tricks; None: not tiled (baseline)."""
     scales_inputs: bool = False
     """Whether Q and K, in FP32, are each multiplied by the root of the scale before their product."""
+    formats: tuple[str, ...] = ("bf16", "fp16", "fp32")
+    """Of the inputs it takes."""
     notes: tuple[str, ...] = field(default=())
     """What is known not to match, and why."""
 
@@ -66,7 +68,8 @@ def available_kernels(device: torch.device) -> list[Kernel]:
 def _sdpa(backend: SDPBackend) -> Attention:
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            grouped = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     return call
 
@@ -171,6 +174,7 @@ _SDPA_CPU_FLASH = Kernel(
 )
 _SDPA_FLASH = Kernel(
     name="SDPA flash (FA2)",
+    formats=("bf16", "fp16"),
     call=_sdpa(SDPBackend.FLASH_ATTENTION),
     plan=Plan.shipped,
     tiling=_fa2_tiling,
@@ -178,6 +182,7 @@ _SDPA_FLASH = Kernel(
 )
 _SDPA_CUDNN = Kernel(
     name="SDPA cuDNN",
+    formats=("bf16", "fp16"),
     call=_sdpa(SDPBackend.CUDNN_ATTENTION),
     plan=Plan.shipped,
     tiling=lambda q, k: {"block": (128, 128), "exp2": True},
@@ -200,6 +205,7 @@ _SDPA_MATH = Kernel(
 )
 _FLASH_ATTN = Kernel(
     name="flash-attn",
+    formats=("bf16", "fp16"),
     call=_flash_attn,
     plan=Plan.shipped,
     tiling=_fa2_tiling,
