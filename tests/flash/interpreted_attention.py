@@ -17,6 +17,7 @@ import torch
 
 from assay import Plan, deviation, tiled_attention
 from assay.flash import launch
+from assay.flash.call import Call
 from assay.flash.numerics import Numerics
 from assay.flash.tuning import KERNELS, Tile, trying
 from tests.flash.cases import CASES, Case, Drawn, check_against_plain, ours
@@ -47,6 +48,29 @@ def attention_cases() -> int:
     return checked
 
 
+def layouts() -> int:
+    """Inputs that the copy engine cannot read, sinks and slopes with strides: as their dense copies."""
+    dense = torch.randn(1, 2, 41, 24, generator=torch.Generator().manual_seed(1))
+    flat = torch.empty(dense.numel() + 1)
+    flat[1:] = dense.flatten()
+    given = {
+        "begins between 16 bytes": flat[1:].view(dense.shape),
+        "heads last": dense[..., :21].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+        "windows over a row": torch.arange(80.0).sin().unfold(-1, 24, 1)[None, None, :41].expand(1, 2, 41, 24),
+        "one for all heads": dense[:, :1].expand(1, 2, 41, 24),
+    }
+    for name, x in given.items():
+        call = Call(q=x, k=x, v=x, scale=0.2, right=0)
+        copied = replace(call, q=x.contiguous(), k=x.contiguous(), v=x.contiguous())
+        with trying(SMALL):
+            for mine, theirs in zip(launch.forward(call), launch.forward(copied), strict=True):
+                assert torch.equal(mine, theirs), name
+            out, lse = launch.forward(copied)
+            first, second = (launch.backward(c, out, lse, x, None, needs_bias=False) for c in (call, copied))
+            assert all(torch.equal(a, b) for a, b in zip(first[:3], second[:3], strict=True)), name
+    return len(given)
+
+
 def knobs() -> int:
     """The kernel with its knobs turned against the emulation that rounds the same steps, in FP16."""
     drawn = Drawn(Case(batch=1, heads=(2, 2), queries=64, keys=96, dims=(32, 32)), torch.float16)
@@ -73,7 +97,7 @@ def knobs() -> int:
 def main() -> None:
     """Everything; prints how much that was."""
     np.seterr(all="ignore")  # the interpreter computes log(0) and −inf + inf where the kernel does
-    print(f"{attention_cases()} cases, {knobs()} knobs")
+    print(f"{attention_cases()} cases, {layouts()} layouts, {knobs()} knobs")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import assay
 from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import ops
-from assay.flash.checks import check_packing, check_sinks
+from assay.flash.checks import check_packing, check_sinks, check_window
 from assay.flash.numerics import Numerics
 from assay.flash.rotary import Rotary
 from tests.flash.reference import reference_attention
@@ -298,6 +298,14 @@ def test_autocast_leaves_fp64() -> None:
     q, k, v = (x.double() for x in qkv())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert flash_attention(q, k, v).dtype == torch.float64
+
+
+def test_a_window_beyond_all_lengths() -> None:
+    q, k, v = qkv()
+    for side in (2**31 - 1, sys.maxsize):
+        found = flash_attention(q, k, v, window=(side, side), softcap=5.0)
+        assert torch.equal(found, flash_attention(q, k, v, softcap=5.0))
+    assert check_window((sys.maxsize, 3), causal=False) == (2**30, 3)
 
 
 def test_strided_side_inputs() -> None:

@@ -13,4 +13,4 @@ def test_the_kernels_compute_attention() -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.flash.interpreted_attention"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "43 cases, 7 knobs"
+    assert done.stdout.strip() == "43 cases, 4 layouts, 7 knobs"

@@ -58,6 +58,11 @@ class Call:
         return self.q.shape[1] // self.k.shape[1]
 
     @property
+    def scaled(self) -> bool:
+        """Whether the scale is a number in FP32: −inf times 0 would be NaN."""
+        return abs(self.scale) > 1e-37
+
+    @property
     def packed(self) -> bool:
         """Whether the sequences are packed one after the other, by cu_seqlens."""
         return self.cu_seqlens_q is not None

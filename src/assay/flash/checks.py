@@ -9,6 +9,9 @@ import torch
 
 Window = tuple[int | None, int | None]
 LARGEST_DIM = 256
+FAR = 2**30
+"""A window's side beyond all lengths, of which int32 holds the sums."""
+_LARGEST_GRID = 65535
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -34,6 +37,11 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}.")
     if q.device.type not in ("cpu", "cuda"):
         raise ValueError(f"flash_attention runs on cpu and cuda, got tensors on {q.device}.")
+    if q.is_cuda and max(q.shape[:2]) > _LARGEST_GRID:
+        raise ValueError(
+            f"On CUDA there may be {_LARGEST_GRID} sequences and heads at most, got {q.shape[0]} and {q.shape[1]}. "
+            "Split the batch, or pack the sequences (cu_seqlens)."
+        )
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must have one head dimension, got {q.shape[3]} and {k.shape[3]}.")
     if k.shape[:3] != v.shape[:3]:
@@ -58,7 +66,8 @@ def check_window(window: Window | None, causal: bool) -> Window:
                 f"window's sides must be None or whole numbers of at least 0, got {window!r}. "
                 "(127, 0) is a causal window of 128 keys."
             )
-    return window[0], 0 if causal else window[1]
+    left, right = (None if side is None else min(side, FAR) for side in window)
+    return left, 0 if causal else right
 
 
 def check_number(name: str, value: object, least: float, most: float) -> None:

@@ -6,7 +6,8 @@ flash_attn.bert_padding). Heads stand after the length: (batch, length, heads, h
 heads, head dimension).
 
 What differs: every head dimension up to 256, all float dtypes, pages of any size and the CPU are taken; mistakes raise
-ValueError; with `return_attn_probs` the third result is None, not the probabilities, which are never in memory.
+ValueError; with `return_attn_probs` the third result is None, not the probabilities, which are never in memory; the LSE
+of a row that sees no key is −inf, not +inf; `cu_seqlens` end with the packed length, no padding behind it.
 Results are typed `Any`, as those of the package are not typed: what they are depends on the arguments.
 """
 

@@ -30,7 +30,7 @@ def takes(call: Call) -> bool:
         and block in DIMS
         and call.bias is None
         and call.dropout == 0
-        and call.scale != 0
+        and call.scaled
         and call.numerics == SHIPPED
     )
 

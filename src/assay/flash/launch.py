@@ -97,8 +97,10 @@ def backward(
     """The gradients of everything that has one."""
     dq, dk, dv = (empty_gradient(x) for x in (call.q, call.k, call.v))
     if dq.numel() == 0 or dk.numel() == 0:
-        dbias = torch.zeros_like(call.bias) if needs_bias and call.bias is not None else None
+        dbias = call.bias.new_zeros(call.bias.shape) if needs_bias and call.bias is not None else None
         dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
+        if dsinks is not None and dlse is not None:  # without keys the LSE is the sink
+            dsinks += dlse.sum((0, 2)).to(dsinks.dtype)
         return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), dbias, dsinks)
     log2_lse, delta = _prepared(out, lse, dout, dlse)
     rest = (log2_lse, delta, _span(call), _scores(call))
@@ -109,7 +111,7 @@ def backward(
     if needs_bias and call.bias is not None:
         dbias = _backward_bias(call, call.bias, tensors, rest)
     if call.sinks is not None:  # dP of the sink is 0: it has no value
-        share = torch.exp(call.sinks.float()[:, None] - lse)
+        share = torch.exp(call.sinks.float()[:, None] - lse).masked_fill_(lse == -torch.inf, 0.0)
         dsinks = -(share * delta).sum((0, 2)).to(call.sinks.dtype)
     return Gradients(dq, dk, dv, dbias, dsinks)
 
@@ -171,7 +173,7 @@ def _backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, rest: tuple[Any,
 
 
 def _backward_bias(call: Call, bias: torch.Tensor, tensors: Tensors, rest: tuple[Any, ...]) -> torch.Tensor:
-    dbias, tile = torch.empty_like(bias), tile_for("backward_bias", call)
+    dbias, tile = bias.new_empty(bias.shape), tile_for("backward_bias", call)
     grid, summed = _bias_grid(call, bias, tile)
     attention_backward_bias[grid](
         *_all_tiles(tensors, tile),
@@ -236,7 +238,7 @@ def _near(call: Call) -> bool:
 
 def _linear(call: Call) -> bool:
     """Whether the scores are Q·Kᵀ, or its softcap's tanh, times a positive number and nothing else."""
-    return call.slopes is None and call.bias is None and (call.scale != 0 or call.softcap is not None)
+    return call.slopes is None and call.bias is None and (call.scaled or call.softcap is not None)
 
 
 def _lse_of_nothing(call: Call, lse: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,10 @@ import torch
 
 def empty_output(q: torch.Tensor, dim: int) -> torch.Tensor:
     """For the output, whose head dimension is `dim`: in the order of q's strides where their shapes agree."""
-    if q.shape[-1] == dim and q.stride(-1) == 1:
-        return torch.empty_like(q)
+    if q.shape[-1] == dim:
+        out = torch.empty_like(q)
+        if out.stride(-1) == 1:
+            return out
     return q.new_empty(*q.shape[:3], dim)
 
 
@@ -20,7 +22,8 @@ def empty_gradient(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.T
     if x.device.type == "cpu":
         batch, heads, length, dim = x.shape
         return x.new_empty(batch, length, heads, dim, dtype=dtype).transpose(1, 2)
-    return torch.empty_like(x, dtype=dtype) if x.stride(-1) == 1 else x.new_empty(x.shape, dtype=dtype)
+    gradient = torch.empty_like(x, dtype=dtype)
+    return gradient if gradient.stride(-1) == 1 else x.new_empty(x.shape, dtype=dtype)
 
 
 def as_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -39,5 +42,6 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it that the copy engine takes."""
     if is_aligned(x):
         return x
-    padding = -x.shape[3] % (16 // x.element_size())
-    return torch.nn.functional.pad(x, (0, padding))[..., : x.shape[3]] if padding else x.contiguous()
+    dim, whole = x.shape[3], 16 // x.element_size()
+    copy = x.new_empty(*x.shape[:3], -(-dim // whole) * whole)[..., :dim]
+    return copy.copy_(x)

@@ -143,6 +143,8 @@ def _call(tensors: _Saved, options: tuple[Any, ...]) -> Call:
     if cu_q is not None and cu_k is not None:
         check_boundaries("cu_seqlens_q", cu_q, q.shape[2])
         check_boundaries("cu_seqlens_k", cu_k, k.shape[2])
+    # The kernels read these one after the other in memory.
+    slopes, sinks, cu_q, cu_k = (None if x is None else x.contiguous() for x in (slopes, sinks, cu_q, cu_k))
     return Call(
         q=q, k=k, v=v, bias=bias, slopes=slopes, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, seed=seed,
         scale=scale, left=left, right=right, softcap=softcap, dropout=dropout, deterministic=deterministic,
