@@ -24,14 +24,20 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
         return False
     if right is not None and (right != 0 or q.shape[2] != k.shape[2]):
         return False
-    if bias is not None and (right is not None or not _harmless(bias, k, v)):
-        return False
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return False
-    if q.dtype != torch.bfloat16:
-        return q.dtype != torch.float16
-    recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return not recorded or (q.shape[1] == k.shape[1] and q.shape[2] <= ROWS)
+    if q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and _recorded(q, k, v) and not _short(q, k)):
+        return False
+    return bias is None or (right is None and _harmless(bias, k, v))  # the costly question last
+
+
+def _recorded(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _short(q: Tensor, k: Tensor) -> bool:
+    """Few enough terms that summing dK and dV up in bf16 does not show."""
+    return q.shape[1] == k.shape[1] and q.shape[2] <= ROWS
 
 
 def attend(
