@@ -36,7 +36,8 @@ def test_the_figures_are_those_of_the_cpu(tmp_path: Path) -> None:
     sweep = default_sweep("precision", length=512, seeds=2, formats=("bf16", "fp16"), inputs=("uniform", "normal"))
     found = []
     for device in ("cuda", "cpu"):
-        found.append(records_of(tmp_path, run_points(sweep.points(device), tmp_path, device)))
+        points = [point for point in sweep.points(device) if point.variant == "flash"]  # CUDA has our kernels beside it
+        found.append(records_of(tmp_path, run_points(points, tmp_path, device)))
     for there, here in zip(*found, strict=True):
         assert there["plan"] == here["plan"]
         for figure in ("error_rmse", "baseline_error_rmse"):

@@ -119,7 +119,7 @@ def merged(path: Path, device: str, found: dict[Task, Tile]) -> str:
         row[str(task.dim)] = list(tile) if not tile.split else list(tile[:4])
         tiles[task.kernel][task.row] = dict(sorted(row.items(), key=lambda item: int(item[0])))
     kernels = []
-    for kernel, rows in tiles.items():
+    for kernel, rows in sorted(tiles.items(), key=lambda item: KERNELS.index(item[0])):
         lines = ",\n".join(f"      {json.dumps(row)}: {json.dumps(dims)}" for row, dims in rows.items())
         kernels.append(f"    {json.dumps(kernel)}: {{\n{lines}\n    }}")
     body = ",\n".join(kernels)

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 import triton
+from torch.utils.weak import WeakTensorKeyDictionary
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from assay.flash.call import Call
 from assay.flash.kernels.hopper_forward import attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
+from assay.flash.layout import is_aligned
 from assay.flash.numerics import SHIPPED
 
 DIMS: tuple[int, ...] = (128, 256)
@@ -48,12 +50,14 @@ def forward(
     """Fill `out` and `lse`."""
     dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
     batches, heads = q.shape[:2]
-    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1)
-    places = None if call.cu_seqlens_q is None else _places(call.cu_seqlens_q, blocks)
+    cu = call.cu_seqlens_q
+    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
+    places = None if cu is None else _places(cu, blocks)
     attention_forward_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
         _tiles(q, 64, dim),
         _tiles(k, keys, dim),
         _tiles(v, keys, value_dim),
+        _tiles(out, 64, value_dim) if is_aligned(out) else None,
         out,
         out.stride()[:3],
         lse,
@@ -70,12 +74,28 @@ def forward(
         value_dim,
         keys,
         dim <= 128,
+        dim <= 128 or value_dim != dim,
         240,
         num_warps=4,
     )
 
 
+_KNOWN = WeakTensorKeyDictionary()
+
+
 def _places(cu: torch.Tensor, most: int) -> torch.Tensor:
+    """Once for all layers of a model; but a captured graph may be replayed with other lengths, so it counts again."""
+    if torch.cuda.is_current_stream_capturing() or cu.is_inference():
+        return _count_places(cu, most)
+    state = cu._version, torch.cuda.current_stream(cu.device)
+    known = _KNOWN.get(cu)
+    if known is None or known[0] != state:
+        known = _KNOWN[cu] = (state, _count_places(cu, most))
+    found: torch.Tensor = known[1]
+    return found
+
+
+def _count_places(cu: torch.Tensor, most: int) -> torch.Tensor:
     """Packed: how many blocks of rows there are, then the sequence of each and its number there; no host read."""
     ends = ((cu[1:] - cu[:-1] + (ROWS - 1)) // ROWS).cumsum(0, dtype=torch.int32)
     blocks = torch.arange(most, dtype=torch.int32, device=cu.device)

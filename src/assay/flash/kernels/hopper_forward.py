@@ -24,8 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # of a consumer
+CONSUMERS = gl.constexpr(2)
 STAGES = gl.constexpr(2)
 TOGETHER = gl.constexpr(4)  # heads
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -36,6 +36,7 @@ class Buffers(NamedTuple):
     """Shared memory and the barriers that say when it is full and when it may be written again."""
 
     q: Any
+    out: Any
     k: Any
     v: Any
     q_full: Any
@@ -235,6 +236,22 @@ def softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores
 
 
 @gluon.jit
+def packed(p, dtype: gl.constexpr):
+    """P as pairs of 16-bit numbers: single ones would be put together again at every turn of the loop."""
+    low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
+    cast: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(cast, "=r,f,f", [low, high], dtype=gl.uint32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """What `packed` packed: names for the halves, no instruction."""
+    low = (pairs & 0xFFFF).to(gl.uint16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.uint16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.reshape(gl.join(low, high), [pairs.shape[0], pairs.shape[1] * 2]), LAYOUT)
+
+
+@gluon.jit
 def over_blocks(
     first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work, span, scores,
     COLUMNS: gl.constexpr, MASKED: gl.constexpr,
@@ -244,14 +261,16 @@ def over_blocks(
     On entry P of the block before waits for its product with V; on exit that of the last.
     """
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, output.type.layout, 2)
     for back in range(first, last):
         step = earlier + back
         before, stage = (step - 1) % STAGES, step % STAGES
+        cast = unpacked(p, buffers.v.dtype, P_LAYOUT)
         mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
         empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
         s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
         mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
-        output = warpgroup_mma(p, buffers.v.index(before), output, is_async=True)
+        output = warpgroup_mma(cast, buffers.v.index(before), output, is_async=True)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (work.end - 1 - back) * COLUMNS
@@ -261,15 +280,15 @@ def over_blocks(
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
         output = output * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
-        p = gl.convert_layout(exps.to(p.dtype), p.type.layout)
+        p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
     return p, output, maximum, row_sum
 
 
 @gluon.jit
 def consume(
-    out, out_strides, lse, sinks, places, span, scores, batches, heads, group, buffers,
+    out_tiles, out, out_strides, lse, sinks, places, span, scores, batches, heads, group, buffers,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
-    COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
+    COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, OWN_BUFFER: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -280,8 +299,8 @@ def consume(
     while tile < tiles:
         work = work_of(tile, places, span, batches, heads, group, COLUMNS)
         attend(
-            out, out_strides, lse, sinks, span, scores, heads, buffers, work, count, step,
-            consumer, VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS,
+            out_tiles, out, out_strides, lse, sinks, places, span, scores, heads, buffers, work, count, step,
+            consumer, VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS, OWN_BUFFER,
         )  # fmt: skip
         step += work.end - work.begin
         slot = count & 1
@@ -289,13 +308,14 @@ def consume(
         tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
         mbarrier.arrive(buffers.next_empty.index(slot), count=1)
         count += 1
+    tma.store_wait(0)
 
 
 @gluon.jit
 def attend(
-    out, out_strides, lse, sinks, span, scores, heads, buffers, work, count, earlier,
+    out_tiles, out, out_strides, lse, sinks, places, span, scores, heads, buffers, work, count, earlier,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
-    COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
+    COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, OWN_BUFFER: gl.constexpr,
 ):  # fmt: skip
     """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
@@ -331,7 +351,7 @@ def attend(
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
     start = (work.end - 1) * COLUMNS
     exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores, True)
-    p = gl.convert_layout(exps.to(buffers.v.dtype), P_LAYOUT)
+    p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
     p, output, maximum, row_sum = over_blocks(
@@ -347,11 +367,13 @@ def attend(
             left, work.end - work.begin, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work,
             span, scores, COLUMNS, True,
         )  # fmt: skip
-    if not Q_IN_REGISTERS:
+    if OWN_BUFFER and not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     step = earlier + work.end - work.begin - 1
     mbarrier.wait(buffers.v_full.index(step % STAGES), (step // STAGES) & 1)
-    output = warpgroup_mma(p, buffers.v.index(step % STAGES), output, is_async=True)
+    output = warpgroup_mma(
+        unpacked(p, buffers.v.dtype, P_LAYOUT), buffers.v.index(step % STAGES), output, is_async=True
+    )
     output = warpgroup_mma_wait(0, deps=(output,))
     mbarrier.arrive(buffers.v_empty.index(step % STAGES), count=1)
 
@@ -359,9 +381,35 @@ def attend(
     output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
     gl.store(lse + place + rows, (maximum + gl.log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
+    first = work.first_row + consumer * ROWS
+    output = output.to(out.dtype.element_ty)
+    if out_tiles is not None:
+        if places is None or first + ROWS <= work.len_q:
+            copy_out(out_tiles, output, [work.batch, work.head, work.before_q + first, 0], buffers.out.index(consumer))
+        else:
+            write_rows(out, out_strides, output, first, work, VALUE_DIM, BLOCK_VALUE_DIM)
+    else:
+        write_rows(out, out_strides, output, first, work, VALUE_DIM, BLOCK_VALUE_DIM)
+    if not OWN_BUFFER:
+        tma.store_wait(0)  # the output went through Q's buffer
+        mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
+
+
+@gluon.jit
+def copy_out(out_tiles, output, place, buffer):
+    """By the copy engine, which leaves out rows and dimensions that are not there, while the next tile begins."""
+    tma.store_wait(0)  # the one before may still be read
+    buffer.store(output)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out_tiles, place, buffer)
+
+
+@gluon.jit
+def write_rows(out, out_strides, output, first, work, VALUE_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr):
+    """By the threads: the last rows of a packed sequence, or rows that are not whole 16 bytes."""
     STORE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    output = gl.convert_layout(output.to(out.dtype.element_ty), STORE)
-    out_rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, STORE))
+    output = gl.convert_layout(output, STORE)
+    out_rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, STORE))
     dims = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, STORE))
     out += work.batch.to(gl.int64) * out_strides[0] + work.head.to(gl.int64) * out_strides[1]
     place = gl.expand_dims((work.before_q + out_rows).to(gl.int64) * out_strides[2], 1) + gl.expand_dims(dims, 0)
@@ -387,14 +435,21 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr):
 
 @gluon.jit
 def attention_forward_hopper(
-    q_tiles, k_tiles, v_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads, group,
+    q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads,
+    group,
     VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr,
-    Q_IN_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
+    Q_IN_REGISTERS: gl.constexpr, OWN_BUFFER: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start; `places` is None, or see `blocks_of`."""
     dtype: gl.constexpr = q_tiles.dtype
+    q = shared(dtype, CONSUMERS, ROWS, BLOCK_DIM)
+    if OWN_BUFFER:
+        out_buffer = shared(dtype, CONSUMERS, ROWS, BLOCK_VALUE_DIM)
+    else:  # large heads leave no room for one of its own
+        out_buffer = q
     buffers = Buffers(
-        q=shared(dtype, CONSUMERS, ROWS, BLOCK_DIM),
+        q=q,
+        out=out_buffer,
         k=shared(dtype, STAGES, COLUMNS, BLOCK_DIM),
         v=shared(dtype, STAGES, COLUMNS, BLOCK_VALUE_DIM),
         q_full=barriers(CONSUMERS, 1),
@@ -413,10 +468,10 @@ def attention_forward_hopper(
         [
             (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group, COLUMNS,
                        BLOCK_VALUE_DIM)),
-            (consume, (out, out_strides, lse, sinks, places, span, scores, batches, heads, group, buffers, 0,
-                       VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS)),
-            (consume, (out, out_strides, lse, sinks, places, span, scores, batches, heads, group, buffers, 1,
-                       VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS)),
+            (consume, (out_tiles, out, out_strides, lse, sinks, places, span, scores, batches, heads, group,
+                       buffers, 0, VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS, OWN_BUFFER)),
+            (consume, (out_tiles, out, out_strides, lse, sinks, places, span, scores, batches, heads, group,
+                       buffers, 1, VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS, OWN_BUFFER)),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],
