@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
 from torch.utils.weak import WeakTensorKeyDictionary
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from assay.flash.call import Call
+from assay.flash.descriptors import gluon_tiles
 from assay.flash.kernels.hopper_forward import attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
-from assay.flash.layout import is_aligned
+from assay.flash.layout import is_aligned, padded
 from assay.flash.numerics import SHIPPED
 
 DIMS: tuple[int, ...] = (128, 256)
@@ -54,10 +52,10 @@ def forward(
     blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
     places = None if cu is None else _places(cu, blocks)
     attention_forward_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
-        _tiles(q, 64, dim),
-        _tiles(k, keys, dim),
-        _tiles(v, keys, value_dim),
-        _tiles(out, 64, value_dim) if is_aligned(out) else None,
+        gluon_tiles(q, 64),
+        gluon_tiles(k, keys),
+        gluon_tiles(v, keys),
+        gluon_tiles(out, 64) if is_aligned(out) else None,
         out,
         out.stride()[:3],
         lse,
@@ -109,11 +107,6 @@ def columns(call: Call) -> int:
     return 128 if max(call.q.shape[3], call.v.shape[3]) <= 128 else 64
 
 
-def padded(dim: int) -> int:
-    """The head dimension padded to a power of two."""
-    return max(16, 1 << (dim - 1).bit_length())
-
-
 @cache
 def _processors(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
@@ -122,15 +115,3 @@ def _processors(index: int) -> int:
 @cache
 def _is_hopper(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] == 9
-
-
-def _tiles(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
-    """The tensor cut into blocks for the copy engine, with the layout they have in shared memory."""
-    strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, dims], _layout(rows, dims, x.dtype))
-
-
-@cache
-def _layout(rows: int, dims: int, dtype: torch.dtype) -> Any:
-    name = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dims], name)

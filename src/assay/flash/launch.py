@@ -12,12 +12,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.flash import decode, hopper
 from assay.flash.call import Call, Gradients
-from assay.flash.hopper import padded
+from assay.flash.descriptors import tiles
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, prepare_backward
 from assay.flash.kernels.bias import attention_backward_bias
 from assay.flash.kernels.forward import Knobs, attention_forward
 from assay.flash.kernels.tile import Dropout, Scores, Span, precision
-from assay.flash.layout import aligned, empty_gradient, empty_output
+from assay.flash.layout import aligned, empty_gradient, empty_output, padded
 from assay.flash.numerics import SHIPPED, Numerics
 from assay.flash.tuning import Tile, tile_for
 
@@ -72,9 +72,9 @@ def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
     q, k, v = _positive_scale(call)
     tile = tile_for("forward", call)
     attention_forward[_grid(call, call.cu_seqlens_q, q.shape[2], q.shape[1], tile.rows)](
-        _tiles(q, tile.rows),
-        _tiles(k, tile.columns),
-        _tiles(v, tile.columns),
+        tiles(q, tile.rows),
+        tiles(k, tile.columns),
+        tiles(v, tile.columns),
         out,
         out.stride()[:3],
         lse,
@@ -203,13 +203,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _all_tiles(tensors: Tensors, tile: Tile) -> Iterator[TensorDescriptor]:
-    return map(_tiles, tensors, (tile.rows, tile.columns, tile.columns, tile.rows))
-
-
-def _tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """The tensor cut into blocks of so many rows."""
-    strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])])
+    return map(tiles, tensors, (tile.rows, tile.columns, tile.columns, tile.rows))
 
 
 def _sizes(call: Call, tile: Tile) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 
@@ -33,9 +35,13 @@ def as_gradient(x: torch.Tensor) -> torch.Tensor:
 
 def is_aligned(x: torch.Tensor) -> bool:
     """Whether the copy engine takes x: rows of whole 16 bytes, one element after the other."""
-    size = x.element_size()
-    strides = [stride for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True) if length > 1]
-    return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s > 0 and s * size % 16 == 0 for s in strides)
+    return x.data_ptr() % 16 == 0 and _whole_rows(x.shape, x.stride(), x.element_size())
+
+
+@lru_cache(4096)
+def _whole_rows(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    outer = [stride for stride, length in zip(strides[:3], shape[:3], strict=True) if length > 1]
+    return strides[3] == 1 and all(s > 0 and s * size % 16 == 0 for s in outer)
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -45,3 +51,8 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     dim, whole = x.shape[3], 16 // x.element_size()
     copy = x.new_empty(*x.shape[:3], -(-dim // whole) * whole)[..., :dim]
     return copy.copy_(x)
+
+
+def padded(dim: int) -> int:
+    """The head dimension padded to a power of two."""
+    return max(16, 1 << (dim - 1).bit_length())

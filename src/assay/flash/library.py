@@ -1,7 +1,7 @@
 """Functions of ours as operators of torch: one line that torch.compile keeps whole and autograd records.
 
-`torch.library.custom_op` does the same and then checks every call for aliasing, which takes longer than launching a
-kernel.
+`torch.library.custom_op` and `register_autograd` do the same, and then check every call for aliasing and look up
+defaults that our operators do not have: each takes longer than launching a kernel.
 """
 
 from __future__ import annotations
@@ -36,5 +36,37 @@ def operator(
         _LIBRARY.impl(name, function, device)
     torch.library.register_fake(f"assay::{name}", fake, lib=_LIBRARY)
     if backward is not None:
-        torch.library.register_autograd(f"assay::{name}", backward, setup_context=setup, lib=_LIBRARY)
+        _LIBRARY.impl(
+            name, _recorded(getattr(torch.ops.assay, name).default, backward, setup), "Autograd", with_keyset=True
+        )
     return getattr(torch.ops.assay, name).default
+
+
+def _recorded(
+    op: Any, backward: Callable[..., Any], setup: Callable[..., None] | None
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """What runs where autograd may record the call. All arguments are given by position, and none has a default."""
+
+    def run(keys: Any, arguments: tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            *given, keys = arguments
+            result = run(keys, tuple(given))
+            if setup is not None:
+                setup(ctx, tuple(given), result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return *backward(ctx, *gradients), None
+
+    def call(keys: Any, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return Recorded.apply(*arguments, keys)
+        return run(keys, arguments)
+
+    return call

@@ -306,6 +306,7 @@ def consume(
         slot = count & 1
         mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
         tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
+        gl.thread_barrier()  # one thread tells the producer, and all have read
         mbarrier.arrive(buffers.next_empty.index(slot), count=1)
         count += 1
     tma.store_wait(0)
@@ -342,6 +343,7 @@ def attend(
     if Q_IN_REGISTERS:
         q = q.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
         fence_async_shared()
+        gl.thread_barrier()
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     stage = earlier % STAGES
     mbarrier.wait(buffers.k_full.index(stage), (earlier // STAGES) & 1)

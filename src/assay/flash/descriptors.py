@@ -1,0 +1,46 @@
+"""Tensors as the copy engine takes them: cut into blocks. Checked once for each shape, since a call has up to four."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from assay.flash.layout import padded
+
+_KNOWN: dict[tuple[Any, ...], dict[str, Any]] = {}
+_MOST = 4096
+
+
+def tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Blocks of so many rows of an `aligned` tensor, for Triton."""
+    return _made(TensorDescriptor, x, rows)
+
+
+def gluon_tiles(x: torch.Tensor, rows: int) -> GluonDescriptor:
+    """The same for Gluon, with the layout they have in shared memory."""
+    return _made(GluonDescriptor, x, rows, _layout(rows, padded(x.shape[3]), x.dtype))
+
+
+def _made(kind: type, x: torch.Tensor, rows: int, *layout: Any) -> Any:
+    key = kind, x.shape, x.stride(), x.dtype, rows
+    fields = _KNOWN.get(key)
+    if fields is None:
+        strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
+        checked = kind(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])], *layout)
+        if len(_KNOWN) >= _MOST:
+            _KNOWN.clear()
+        fields = _KNOWN[key] = {name: value for name, value in vars(checked).items() if name != "base"}
+    descriptor: Any = object.__new__(kind)
+    descriptor.__dict__.update(fields, base=x)
+    return descriptor
+
+
+@cache
+def _layout(rows: int, dims: int, dtype: torch.dtype) -> Any:
+    name = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dims], name)
