@@ -1,7 +1,8 @@
 """`flash_attention` beside its peers: SDPA's cuDNN and FA2 on CUDA, SDPA on the CPU.
 
 CUDA: forward and backward over head dimensions, lengths and masks (calls captured in a CUDA graph, so that what is
-timed is the kernel); what features, packing and knobs cost over the plain call; working memory from 1k to 64k. All
+timed is the kernel); what features, packing and knobs cost over the plain call; what a call from Python costs; working
+memory from 1k to 64k. All
 contenders in turn, round by round, medians, inputs that rotate. Exits with 1 if a goal is missed.
 """
 
@@ -106,36 +107,36 @@ def backward_works(call: Callable[..., torch.Tensor], sets: list[list[torch.Tens
     return captured(lambda: [run(each) for each in sets])
 
 
-def bench_grid(rounds: int) -> bool:
+def bench_grid(name: str, rounds: int) -> bool:
     good = True
+    make, factor, goal = {
+        "forward": (forward_works, 4, FORWARD_GOAL),
+        "backward": (backward_works, 10, BACKWARD_GOAL),
+    }[name]
     ceiling = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     matmul = 2 * 8192**3 / milliseconds([lambda: ceiling @ ceiling], 10)[0] / 1e9
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, matmul {matmul:.0f} TFLOP/s")
     print("TFLOP/s (over cuDNN, over FA2)")
-    for make, factor, goal, name in (
-        (forward_works, 4, FORWARD_GOAL, "forward"),
-        (backward_works, 10, BACKWARD_GOAL, "backward"),
-    ):
-        for dim in (64, 128, 256):
-            for length in (512, 1024, 2048, 4096, 8192, 16384):
-                for causal in (False, True):
-                    sets = draw(length, dim)
-                    calls = (
-                        lambda q, k, v, causal=causal: flash_attention(q, k, v, causal=causal),
-                        peer(SDPBackend.CUDNN_ATTENTION, causal),
-                        peer(SDPBackend.FLASH_ATTENTION, causal),
-                    )
-                    ours, cudnn, fa2 = milliseconds([make(call, sets) for call in calls], rounds)
-                    flops = factor * TOKENS * length * HIDDEN * (0.5 if causal else 1.0) * len(sets)
-                    fine = cudnn / ours >= goal and fa2 / ours >= 1
-                    good &= fine
-                    print(
-                        f"{name:8} D {dim:3} N {length:5} {'causal' if causal else 'full  '}: "
-                        f"{flops / ours / 1e9:4.0f} ({cudnn / ours:.2f}, {fa2 / ours:.2f})"
-                        f"{'' if fine else '  MISSED'}",
-                        flush=True,
-                    )
-                    del sets
+    for dim in (64, 128, 256):
+        for length in (512, 1024, 2048, 4096, 8192, 16384):
+            for causal in (False, True):
+                sets = draw(length, dim)
+                calls = (
+                    lambda q, k, v, causal=causal: flash_attention(q, k, v, causal=causal),
+                    peer(SDPBackend.CUDNN_ATTENTION, causal),
+                    peer(SDPBackend.FLASH_ATTENTION, causal),
+                )
+                ours, cudnn, fa2 = milliseconds([make(call, sets) for call in calls], rounds)
+                flops = factor * TOKENS * length * HIDDEN * (0.5 if causal else 1.0) * len(sets)
+                fine = cudnn / ours >= goal and fa2 / ours >= 1
+                good &= fine
+                print(
+                    f"{name:8} D {dim:3} N {length:5} {'causal' if causal else 'full  '}: "
+                    f"{flops / ours / 1e9:4.0f} ({cudnn / ours:.2f}, {fa2 / ours:.2f})"
+                    f"{'' if fine else '  MISSED'}",
+                    flush=True,
+                )
+                del sets
     return good
 
 
@@ -210,6 +211,33 @@ def bench_knobs(rounds: int) -> bool:
     return good
 
 
+def bench_eager(rounds: int) -> bool:
+    """Calls from Python, one by one, where the kernels are short: what is left is the time of the host."""
+    print("a call from Python, N 256, one head: microseconds (ours, SDPA's FA2)")
+    for dim in (64, 128):
+        leaves = [torch.randn(1, 1, 256, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
+        plain, dout = [x.detach() for x in leaves], torch.randn_like(leaves[0])
+        calls = (lambda q, k, v: flash_attention(q, k, v, causal=True), peer(SDPBackend.FLASH_ATTENTION, True))
+        for name, works in {
+            "forward": [lambda call=call: call(*plain) for call in calls],
+            "forward + backward": [
+                lambda call=call: torch.autograd.grad(call(*leaves), leaves, dout) for call in calls
+            ],
+        }.items():
+            times: list[list[float]] = [[], []]
+            for _ in range(rounds + 1):
+                for i, work in enumerate(works):
+                    torch.cuda.synchronize()
+                    start = time.perf_counter()
+                    for _ in range(20):
+                        work()
+                    torch.cuda.synchronize()
+                    times[i].append((time.perf_counter() - start) / 20)
+            ours, theirs = (statistics.median(t[1:]) * 1e6 for t in times)
+            print(f"{name:18} D {dim}: {ours:.0f}, {theirs:.0f}", flush=True)
+    return True
+
+
 def bench_memory() -> bool:
     """Bytes beyond inputs, outputs and gradients; a straight line has slope 1 against N, standard attention 2."""
     print("working memory of forward + backward, one head of D 128 (standard attention: N² of bf16, twice)")
@@ -276,22 +304,21 @@ def bench_cpu(rounds: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"grid": bench_grid, "features": bench_features, "knobs": bench_knobs}
-    parser.add_argument(
-        "parts", nargs="*", choices=[[], *parts, "memory", "cpu"], help="default: all that can run here"
-    )
+    parts: dict[str, Callable[[int], bool]] = {
+        "forward": lambda rounds: bench_grid("forward", rounds),
+        "backward": lambda rounds: bench_grid("backward", rounds),
+        "features": bench_features,
+        "knobs": bench_knobs,
+        "eager": bench_eager,
+        "memory": lambda _: bench_memory(),
+        "cpu": lambda rounds: bench_cpu(rounds * 3),
+    }
+    parser.add_argument("parts", nargs="*", choices=[[], *parts], help="default: all that can run here")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    wanted = arguments.parts or ([*parts, "memory"] if torch.cuda.is_available() else ["cpu"])
+    wanted = arguments.parts or ([part for part in parts if part != "cpu"] if torch.cuda.is_available() else ["cpu"])
     torch.manual_seed(0)
-    good = True
-    for part in wanted:
-        if part == "memory":
-            good &= bench_memory()
-        elif part == "cpu":
-            good &= bench_cpu(arguments.rounds * 3)
-        else:
-            good &= parts[part](arguments.rounds)
+    good = all([parts[part](arguments.rounds) for part in wanted])
     sys.exit(0 if good else 1)
 
 
