@@ -227,12 +227,16 @@ def _positive_scale(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 def _near(call: Call) -> bool:
     """ALiBi alone, no key ahead of its query. Not in FP32, where counting keys from elsewhere would show."""
     ahead = call.right is None or call.right > 0
-    return call.slopes is not None and call.bias is None and not ahead and call.q.dtype != torch.float32
+    return call.slopes is not None and _scales(call) and not ahead and call.q.dtype != torch.float32
 
 
 def _linear(call: Call) -> bool:
-    """Whether the scores are Q·Kᵀ, or its softcap's tanh, times a positive number and nothing else."""
-    return call.slopes is None and call.bias is None and (call.scaled or call.softcap is not None)
+    """Whether the scores are Q·Kᵀ, or its softcap's tanh, or near ALiBi on top, times a positive number."""
+    return _scales(call) and (call.slopes is None or _near(call))
+
+
+def _scales(call: Call) -> bool:
+    return call.bias is None and (call.scaled or call.softcap is not None)
 
 
 def _lse_of_nothing(call: Call, lse: torch.Tensor) -> torch.Tensor:

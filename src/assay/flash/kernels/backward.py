@@ -25,6 +25,8 @@ from assay.flash.kernels.tile import (
     probabilities,
     rows_of_keys,
     slope_of,
+    tail_of,
+    unit_of,
     without,
 )
 
@@ -99,23 +101,28 @@ def _over_rows(
     PRECISION: tl.constexpr,
     WANTED: tl.constexpr,
     MASKED: tl.constexpr,
+    LAST: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The blocks of rows from `first` to `last` of one query head; all tiles are (keys, rows)."""
+    """The blocks of rows from `first` to `last` of one query head; all tiles are (keys, rows).
+
+    LAST: another packed sequence follows in the block, and its rows are left out.
+    """
     for block in range(first, last):
         start = block * ROWS
         row = start + tl.arange(0, ROWS)
         rows = row[None, :]
         q = q_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_DIM)
         do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
-        if MASKED and span.cu_q is not None:
+        if LAST:
             q, do = without(q, start, len_q, ROWS), without(do, start, len_q, ROWS)
         lse_row = tl.load(log2_lse + row, mask=row < len_q, other=float("inf"))
-        origin = start + len_k - len_q
+        leaning = 0.0
         if scores.near is not None:
             lse_row += slope * tl.arange(0, ROWS).to(tl.float32)
+            leaning = slope / unit_of(scores) * (keys - (start + len_k - len_q)).to(tl.float32)
         p, bent = probabilities(
             tl.dot(k, q.T, input_precision=PRECISION), lse_row[None, :], rows, keys, len_q, len_k, span, scores,
-            slope, bias, origin, LINEAR, PRECISION == "ieee", MASKED,
+            slope, bias, leaning, LINEAR, PRECISION == "ieee", MASKED,
         )  # fmt: skip
         factor = 1.0
         if dropout.seed is not None:
@@ -178,24 +185,26 @@ def attention_backward_kv(
     keys = key[:, None]
     k = k_tiles.load([batch, kv_head, first_key + start, 0]).reshape(COLUMNS, BLOCK_DIM)
     v = v_tiles.load([batch, kv_head, first_key + start, 0]).reshape(COLUMNS, BLOCK_VALUE_DIM)
-    if span.cu_q is not None:
-        k, v = without(k, start, len_k, COLUMNS), without(v, start, len_k, COLUMNS)
     dk = tl.zeros((COLUMNS, BLOCK_DIM), tl.float32)
     dv = tl.zeros((COLUMNS, BLOCK_VALUE_DIM), tl.float32)
     begin, whole_begin, whole_end, end = rows_of_keys(start, len_q, len_k, span, ROWS, COLUMNS)
+    tail = tail_of(whole_end, end, len_q, span, ROWS)
+    if not SPLIT:
+        whole_begin, whole_end = tail, tail
     for member in range(group):
         head = kv_head * group + member
         slope, bias = slope_of(scores, sequence, heads, head), bias_of(scores, batch, head)
         place = (batch * heads + head).to(tl.int64) * span.queries + first_row
-        for part in tl.static_range(3 if SPLIT else 1):
-            dk, dv = _over_rows(
-                dk, dv, k, v, q_tiles, do_tiles, log2_lse + place, delta + place,
-                begin if part == 0 else (whole_begin if part == 1 else whole_end),
-                (whole_begin if SPLIT else end) if part == 0 else (whole_end if part == 1 else end),
-                batch, head, first_row, keys, len_q, len_k, span, scores, slope, bias,
-                dropout, sequence * heads + head,
-                ROWS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, WANTED, part != 1,
-            )  # fmt: skip
+        for part in tl.static_range(4):
+            if (SPLIT or part == 0 or part == 3) and (part != 3 or span.cu_q is not None):
+                dk, dv = _over_rows(
+                    dk, dv, k, v, q_tiles, do_tiles, log2_lse + place, delta + place,
+                    begin if part == 0 else (whole_begin if part == 1 else (whole_end if part == 2 else tail)),
+                    whole_begin if part == 0 else (whole_end if part == 1 else (tail if part == 2 else end)),
+                    batch, head, first_row, keys, len_q, len_k, span, scores, slope, bias,
+                    dropout, sequence * heads + head,
+                    ROWS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, WANTED, part != 1, part == 3,
+                )  # fmt: skip
     wide = (first_key + keys).to(tl.int64)
     if WANTED != "v":
         dims = tl.arange(0, BLOCK_DIM)[None, :]
@@ -231,6 +240,7 @@ def _over_keys(
     slope: tl.tensor,
     bias: tl.tensor,
     origin: tl.tensor,
+    leaning: tl.tensor,
     dropout: tl.tuple,
     dropout_head: tl.tensor,
     COLUMNS: tl.constexpr,
@@ -239,18 +249,22 @@ def _over_keys(
     LINEAR: tl.constexpr,
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
+    LAST: tl.constexpr,
 ) -> tl.tensor:
-    """The blocks of keys from `first` to `last`; all tiles are (rows, keys)."""
+    """The blocks of keys from `first` to `last`; all tiles are (rows, keys). LAST as in `_over_rows`, of keys."""
     for block in range(first, last):
         start = block * COLUMNS
         keys = start + tl.arange(0, COLUMNS)[None, :]
         k = k_tiles.load([batch, kv_head, first_key + start, 0]).reshape(COLUMNS, BLOCK_DIM)
         v = v_tiles.load([batch, kv_head, first_key + start, 0]).reshape(COLUMNS, BLOCK_VALUE_DIM)
-        if MASKED and span.cu_q is not None:
+        if LAST:
             k, v = without(k, start, len_k, COLUMNS), without(v, start, len_k, COLUMNS)
+        lse_here = lse_row
+        if scores.near is not None:
+            lse_here -= slope * (start - origin).to(tl.float32)
         p, bent = probabilities(
-            tl.dot(q, k.T, input_precision=PRECISION), lse_row[:, None], rows, keys, len_q, len_k, span, scores,
-            slope, bias, origin, LINEAR, PRECISION == "ieee", MASKED,
+            tl.dot(q, k.T, input_precision=PRECISION), lse_here[:, None], rows, keys, len_q, len_k, span, scores,
+            slope, bias, leaning, LINEAR, PRECISION == "ieee", MASKED,
         )  # fmt: skip
         dp = tl.dot(do, v.T, input_precision=PRECISION)
         if dropout.seed is not None:
@@ -307,19 +321,26 @@ def attention_backward_q(
     lse_row = tl.load(log2_lse + place + row, mask=row < len_q, other=float("inf"))
     delta_row = tl.load(delta + place + row, mask=row < len_q, other=0.0)
     origin = start + len_k - len_q
+    leaning = 0.0
     if scores.near is not None:
         lse_row += slope * tl.arange(0, ROWS).to(tl.float32)
+        leaning = slope / unit_of(scores) * tl.arange(0, COLUMNS)[None, :].to(tl.float32)
     dq = tl.zeros((ROWS, BLOCK_DIM), tl.float32)
     begin, whole_begin, whole_end, end = keys_of_rows(start, len_q, len_k, span, ROWS, COLUMNS)
-    for part in tl.static_range(3 if SPLIT else 1):
-        if part != 0 or span.left is not None or not SPLIT:
+    tail = tail_of(whole_end, end, len_k, span, COLUMNS)
+    if not SPLIT:
+        whole_begin, whole_end = tail, tail
+    for part in tl.static_range(4):
+        if (span.left is not None or part != 0 if SPLIT else part == 0 or part == 3) and (
+            part != 3 or span.cu_q is not None
+        ):
             dq = _over_keys(
                 dq, q, do, k_tiles, v_tiles, lse_row, delta_row,
-                begin if part == 0 else (whole_begin if part == 1 else whole_end),
-                (whole_begin if SPLIT else end) if part == 0 else (whole_end if part == 1 else end),
-                batch, head // group, first_key, rows, len_q, len_k, span, scores, slope, bias, origin,
+                begin if part == 0 else (whole_begin if part == 1 else (whole_end if part == 2 else tail)),
+                whole_begin if part == 0 else (whole_end if part == 1 else (tail if part == 2 else end)),
+                batch, head // group, first_key, rows, len_q, len_k, span, scores, slope, bias, origin, leaning,
                 dropout, sequence * heads + head,
-                COLUMNS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, part != 1,
+                COLUMNS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, part != 1, part == 3,
             )  # fmt: skip
     dims = tl.arange(0, BLOCK_DIM)[None, :]
     dq_out += batch.to(tl.int64) * dq_strides[0] + head.to(tl.int64) * dq_strides[1]

@@ -24,6 +24,7 @@ from assay.flash.kernels.tile import (
     keys_of_rows,
     place_of,
     slope_of,
+    unit_of,
     visible,
     without,
 )
@@ -84,6 +85,7 @@ def _over_blocks(
     slope: tl.tensor,
     bias: tl.tensor,
     origin: tl.tensor,
+    leaning: tl.tensor,
     dropout: tl.tuple,
     dropout_head: tl.tensor,
     knobs: tl.tuple,
@@ -102,17 +104,18 @@ def _over_blocks(
         k = k_tiles.load([batch, kv_head, first_key + start, 0]).reshape(COLUMNS, BLOCK_DIM)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         unit = 1.0
+        ahead = 0.0
         if LINEAR:
             s, unit = bend(s, scores, PRECISION == "ieee")
-        elif scores.near is not None:
-            s, unit = bend(s, scores, PRECISION == "ieee")
-            s = s * unit + slope * (keys - origin).to(tl.float32)
+            if scores.near is not None:
+                s += leaning
+                ahead = slope * (start - origin).to(tl.float32)
         else:
             s, _ = adjust(s, rows, keys, len_q, len_k, slope, bias, scores, PRECISION == "ieee")
         if MASKED:
             s = tl.where(visible(rows, keys, len_q, len_k, span), s, float("-inf"))
         if LINEAR:  # the maximum first, then its unit: one multiplication a row
-            latest = tl.maximum(maximum, tl.max(s, 1) * unit)
+            latest = tl.maximum(maximum, tl.max(s, 1) * unit + ahead)
         else:
             latest = tl.maximum(maximum, tl.max(s, 1))
         # A row that has seen no key yet: exp2(−inf − 0) is the 0 that it should be.
@@ -120,7 +123,7 @@ def _over_blocks(
         if MASKED or not LINEAR:
             reference = tl.where(latest == float("-inf"), 0.0, latest)
         if LINEAR:
-            p = tl.exp2(s * unit - reference[:, None])
+            p = tl.exp2(s * unit - (reference - ahead)[:, None])
         else:
             p = tl.exp2(s - reference[:, None])
         cast = hold(p, knobs.probabilities)
@@ -182,9 +185,11 @@ def attention_forward(
     q = q_tiles.load([batch, head, first_row + block * ROWS, 0]).reshape(ROWS, BLOCK_DIM)
     # Near ALiBi counts keys from the first row's position: what a row's own position adds to its scores.
     origin = block * ROWS + len_k - len_q
+    leaning = 0.0
     tilt = tl.zeros((ROWS,), tl.float32)
     if scores.near is not None:
         tilt = slope * tl.arange(0, ROWS).to(tl.float32)
+        leaning = slope / unit_of(scores) * tl.arange(0, COLUMNS)[None, :].to(tl.float32)
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     row_sum = tl.zeros((ROWS,), tl.float32)
     if sinks is not None:  # one more key, which has no value
@@ -199,7 +204,7 @@ def attention_forward(
                 output, row_sum, maximum, q, k_tiles, v_tiles,
                 begin if which == 0 else (whole_begin if which == 1 else whole_end),
                 whole_begin if which == 0 else (whole_end if which == 1 else end),
-                batch, head // group, first_key, tall, len_q, len_k, span, scores, slope, bias, origin,
+                batch, head // group, first_key, tall, len_q, len_k, span, scores, slope, bias, origin, leaning,
                 dropout, sequence * heads + head, knobs,
                 COLUMNS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, which != 1,
             )  # fmt: skip

@@ -196,22 +196,24 @@ def tanh(x):
 
 
 @gluon.jit
-def softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores, MASKED: gl.constexpr):
+def softmax(s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASKED: gl.constexpr):
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
-    With `scores.near` keys are counted from the tile's first position: what that adds to a row's scores `attend` takes
-    off its LSE.
+    With `scores.near` the block's keys are `leaning`, and all are counted from the tile's first position: what that
+    adds to a row's scores `attend` takes off its LSE.
     """
-    LINEAR: gl.constexpr = scores.slopes is None
+    LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
     keys = gl.expand_dims(start + columns, 0)
     position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
     unit = scores.scale
     if scores.cap is not None:
         s = tanh(s * scores.scale)
         unit = scores.cap
+    ahead = 0.0
     if scores.near is not None:
-        s = s * unit + slope * (keys - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
-    elif not LINEAR:
+        s += gl.expand_dims(leaning, 0)
+        ahead = slope * (start - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
+    if not LINEAR:
         s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
     if MASKED:
         seen = keys < work.len_k
@@ -221,14 +223,14 @@ def softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores
             seen &= keys >= position - span.left
         s = gl.where(seen, s, float("-inf"))
     if LINEAR:
-        latest = gl.maximum(maximum, gl.max(s, 1) * unit)
+        latest = gl.maximum(maximum, gl.max(s, 1) * unit + ahead)
     else:
         latest = gl.maximum(maximum, gl.max(s, 1))
     reference = latest
     if MASKED:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
     if LINEAR:
-        p = gl.exp2(s * unit - gl.expand_dims(reference, 1))
+        p = gl.exp2(s * unit - gl.expand_dims(reference - ahead, 1))
     else:
         p = gl.exp2(s - gl.expand_dims(reference, 1))
     factor = gl.exp2(maximum - reference)
@@ -253,7 +255,7 @@ def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def over_blocks(
-    first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work, span, scores,
+    first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, span, scores,
     COLUMNS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile.
@@ -275,7 +277,7 @@ def over_blocks(
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (work.end - 1 - back) * COLUMNS
         exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, work, span, scores, MASKED
+            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASKED
         )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
@@ -331,8 +333,10 @@ def attend(
     maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
     tilt = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
+    leaning = slope
     if scores.near is not None:
         tilt = slope * (rows - work.first_row).to(gl.float32)
+        leaning = slope / (scores.scale if scores.cap is None else scores.cap) * columns.to(gl.float32)
     if sinks is not None:  # one more key, which has no value
         maximum = tilt + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
         row_sum += 1.0
@@ -352,22 +356,24 @@ def attend(
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
     start = (work.end - 1) * COLUMNS
-    exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, start, rows, columns, slope, work, span, scores, True)
+    exps, maximum, row_sum, _ = softmax(
+        s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, True
+    )
     p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
     p, output, maximum, row_sum = over_blocks(
-        1, right, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work, span, scores,
+        1, right, earlier, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, span, scores,
         COLUMNS, True,
     )  # fmt: skip
     p, output, maximum, row_sum = over_blocks(
-        right, left, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work, span, scores,
-        COLUMNS, False,
+        right, left, earlier, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, span,
+        scores, COLUMNS, False,
     )  # fmt: skip
     if span.left is not None:
         p, output, maximum, row_sum = over_blocks(
-            left, work.end - work.begin, earlier, q, p, output, maximum, row_sum, rows, columns, slope, buffers, work,
-            span, scores, COLUMNS, True,
+            left, work.end - work.begin, earlier, q, p, output, maximum, row_sum, rows, columns, slope, leaning,
+            buffers, work, span, scores, COLUMNS, True,
         )  # fmt: skip
     if OWN_BUFFER and not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)

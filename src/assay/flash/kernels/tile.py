@@ -44,7 +44,8 @@ class Scores(NamedTuple):
     slopes: Any
     """(B, H) FP32, of ALiBi."""
     near: Any
-    """ALiBi alone, over keys that are never ahead: only slope · key is added, and the row's part moves its LSE."""
+    """ALiBi alone, over keys that are never ahead: then it is slope · key within a block, plus what
+    all keys of a block and of a row have in common, which maximum and LSE take up."""
     bias: Any
     """Float (added) or bool as uint8 (0 hides)."""
     bias_batch: Any
@@ -156,7 +157,7 @@ def rows_of_keys(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """The blocks of rows that see keys `first`…: from begin to end, all of them whole between the middle two.
 
-    Rows beyond the last need no mask: their LSE is +∞, so that their P is 0.
+    Rows beyond the last need no mask: their LSE is +∞, so that their P is 0. Nor do keys: nothing is kept of them.
     """
     last = tl.minimum(first + COLUMNS, keys) - 1
     shift = keys - rows
@@ -172,10 +173,19 @@ def rows_of_keys(
         begin = tl.minimum(begin, end)
         whole_end = tl.minimum(whole_end, tl.maximum(first - shift + span.left + 1, 0) // ROWS)
     whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
+    if span.cu_q is not None:
+        whole_begin = tl.minimum(whole_begin, tl.maximum(begin, rows // ROWS))
     whole_end = tl.minimum(tl.maximum(whole_end, whole_begin), end)
-    if first + COLUMNS > keys:  # some of the keys are not there: no block is whole
-        whole_end = whole_begin
     return begin, whole_begin, whole_end, end
+
+
+@triton.jit
+def tail_of(whole_end: tl.tensor, end: tl.tensor, length: tl.tensor, span: tl.tuple, SIZE: tl.constexpr) -> tl.tensor:
+    """The first block, from `whole_end` to `end`, in which another packed sequence begins."""
+    if span.cu_q is None:
+        return end
+    else:
+        return tl.maximum(whole_end, tl.minimum(end, length // SIZE))
 
 
 @triton.jit
@@ -212,9 +222,18 @@ def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
 def bend(s: tl.tensor, scores: tl.tuple, EXACT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Q·Kᵀ, or the softcap's tanh of it, and what either is to be multiplied by to be in units of log₂."""
     if scores.cap is None:
-        return s, scores.scale
+        return s, unit_of(scores)
     else:
-        return tanh(s * scores.scale, EXACT), scores.cap
+        return tanh(s * scores.scale, EXACT), unit_of(scores)
+
+
+@triton.jit
+def unit_of(scores: tl.tuple) -> tl.tensor:
+    """What Q·Kᵀ, or the softcap's tanh of it, is multiplied by to be in units of log₂."""
+    if scores.cap is None:
+        return scores.scale
+    else:
+        return scores.cap
 
 
 @triton.jit
@@ -256,21 +275,21 @@ def probabilities(
     scores: tl.tuple,
     slope: tl.tensor,
     bias: tl.tensor,
-    origin: tl.tensor,
+    leaning: tl.tensor,
     LINEAR: tl.constexpr,
     EXACT: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """P of a tile from Q·Kᵀ and the LSE, and the softcap's tanh; rows and keys either way round.
 
-    With `scores.near` the LSE is that of keys counted from `origin`.
+    With `scores.near` the keys are `leaning`, and the LSE is that of scores which count from the block's first key.
     """
     if LINEAR:
         bent, unit = bend(s, scores, EXACT)
-        s = bent * unit
-    elif scores.near is not None:
-        bent, unit = bend(s, scores, EXACT)
-        s = bent * unit + slope * (keys - origin).to(tl.float32)
+        if scores.near is not None:
+            s = (bent + leaning) * unit
+        else:
+            s = bent * unit
     else:
         s, bent = adjust(s, rows, keys, len_q, len_k, slope, bias, scores, EXACT)
     if MASKED:
