@@ -21,6 +21,11 @@ def tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
     return _made(TensorDescriptor, x, rows)
 
 
+def row_tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Of a (heads of all sequences, rows) matrix: so many rows of one head."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, rows])
+
+
 def gluon_tiles(x: torch.Tensor, rows: int) -> GluonDescriptor:
     """The same for Gluon, with the layout they have in shared memory."""
     return _made(GluonDescriptor, x, rows, _layout(rows, padded(x.shape[3]), x.dtype))

@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.flash import decode, hopper
 from assay.flash.call import Call, Gradients
-from assay.flash.descriptors import tiles
+from assay.flash.descriptors import row_tiles, tiles
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, prepare_backward
 from assay.flash.kernels.bias import attention_backward_bias
 from assay.flash.kernels.forward import Knobs, attention_forward
@@ -23,6 +23,8 @@ from assay.flash.tuning import Tile, tile_for
 
 FEW, MANY = 16, 1024
 """Queries and keys from which on the keys are split."""
+LARGEST_ROWS = 128
+"""That a tile of a backward kernel may have."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -102,9 +104,9 @@ def backward(
         if dsinks is not None and dlse is not None:  # without keys the LSE is the sink
             dsinks += dlse.sum((0, 2)).to(dsinks.dtype)
         return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), dbias, dsinks)
-    log2_lse, delta = _prepared(out, lse, dout, dlse)
-    rest = (log2_lse, delta, _span(call), _scores(call))
-    tensors = (*_positive_scale(call), aligned(dout))
+    log2_lse, delta = _prepared(call, out, lse, dout, dlse)
+    rest = (_span(call), _scores(call))
+    tensors = (*_positive_scale(call), aligned(dout), log2_lse, delta)
     _backward_kv(call, tensors, dk, dv, rest)
     _backward_q(call, tensors, dq, rest)
     dbias = dsinks = None
@@ -112,21 +114,34 @@ def backward(
         dbias = _backward_bias(call, call.bias, tensors, rest)
     if call.sinks is not None:  # dP of the sink is 0: it has no value
         share = torch.exp(call.sinks.float()[:, None] - lse).masked_fill_(lse == -torch.inf, 0.0)
-        dsinks = -(share * delta).sum((0, 2)).to(call.sinks.dtype)
+        dsinks = -(share * _lines(call, delta)).sum((0, 2)).to(call.sinks.dtype)
     return Gradients(dq, dk, dv, dbias, dsinks)
 
 
 def _prepared(
-    out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
+    call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The LSE in units of log₂, and delta."""
-    log2_lse, delta = torch.empty_like(lse), torch.empty_like(lse)
-    (batch, heads, queries), dim = lse.shape, out.shape[3]
+    """The LSE in units of log₂, and delta, each (B·H, room): see `line_of`."""
+    (batch, heads, queries), dim, cu = lse.shape, out.shape[3], call.cu_seqlens_q
+    room = triton.cdiv(queries, LARGEST_ROWS) * LARGEST_ROWS + (0 if cu is None else 16 * len(cu))
+    log2_lse, delta = (lse.new_empty(batch * heads, room) for _ in range(2))
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
-    prepare_backward[(triton.cdiv(queries, 64), heads, batch)](
-        out, dout, lse, dlse, log2_lse, delta, *strides, queries, heads, dim, padded(dim), 64
+    prepare_backward[_grid(call, cu, room if cu is None else queries, heads, 64)](
+        out, dout, lse, dlse, log2_lse, delta, *strides, _span(call), room, heads, dim, padded(dim), 64
     )
     return log2_lse, delta
+
+
+def _lines(call: Call, x: torch.Tensor) -> torch.Tensor:
+    """(B, H, queries) of the (B·H, room) that `prepare_backward` fills."""
+    batch, heads, queries = call.q.shape[:3]
+    x, cu = x.view(batch, heads, -1), call.cu_seqlens_q
+    if cu is None:
+        return x[..., :queries]
+    row = torch.arange(queries, dtype=torch.int32, device=x.device)
+    sequence = torch.searchsorted(cu[1:], row, right=True)
+    first = cu[sequence]
+    return x[..., (first // 16 + sequence) * 16 + row - first]
 
 
 def _backward_kv(call: Call, tensors: Tensors, dk: torch.Tensor, dv: torch.Tensor, rest: tuple[Any, ...]) -> None:
@@ -134,12 +149,14 @@ def _backward_kv(call: Call, tensors: Tensors, dk: torch.Tensor, dv: torch.Tenso
     large = max(call.q.shape[3], call.v.shape[3]) > 128
     for wanted in ("k", "v") if large else ("kv",):
         tile = tile_for(f"backward_{wanted}", call)
+        matrices, rows = _all_tiles(tensors, tile)
         attention_backward_kv[_grid(call, call.cu_seqlens_k, dk.shape[2], dk.shape[1], tile.columns)](
-            *_all_tiles(tensors, tile),
+            *matrices,
             dk,
             dv,
             dk.stride()[:3],
             dv.stride()[:3],
+            *rows,
             *rest,
             abs(call.scale),
             _dropout(call),
@@ -156,10 +173,12 @@ def _backward_kv(call: Call, tensors: Tensors, dk: torch.Tensor, dv: torch.Tenso
 
 def _backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, rest: tuple[Any, ...]) -> None:
     tile = tile_for("backward_q", call)
+    matrices, rows = _all_tiles(tensors, tile)
     attention_backward_q[_grid(call, call.cu_seqlens_q, dq.shape[2], dq.shape[1], tile.rows)](
-        *_all_tiles(tensors, tile),
+        *matrices,
         dq,
         dq.stride()[:3],
+        *rows,
         *rest,
         call.scale,
         _dropout(call),
@@ -175,10 +194,12 @@ def _backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, rest: tuple[Any,
 def _backward_bias(call: Call, bias: torch.Tensor, tensors: Tensors, rest: tuple[Any, ...]) -> torch.Tensor:
     dbias, tile = bias.new_empty(bias.shape), tile_for("backward_bias", call)
     grid, summed = _bias_grid(call, bias, tile)
+    matrices, rows = _all_tiles(tensors, tile)
     attention_backward_bias[grid](
-        *_all_tiles(tensors, tile),
+        *matrices,
         dbias,
         dbias.stride(),
+        *rows,
         *rest,
         _dropout(call),
         summed,
@@ -198,12 +219,14 @@ def key_blocks(call: Call) -> tuple[int, bool]:
     return tile_for("forward", call).columns, call.numerics.reverse_keys
 
 
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Q, K, V and dO."""
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Q, K, V, dO, the LSE in units of log₂, and delta."""
 
 
-def _all_tiles(tensors: Tensors, tile: Tile) -> Iterator[TensorDescriptor]:
-    return map(tiles, tensors, (tile.rows, tile.columns, tile.columns, tile.rows))
+def _all_tiles(tensors: Tensors, tile: Tile) -> tuple[Iterator[TensorDescriptor], Iterator[TensorDescriptor]]:
+    """Those of Q, K, V and dO, and those of the LSE and delta."""
+    matrices = map(tiles, tensors[:4], (tile.rows, tile.columns, tile.columns, tile.rows))
+    return matrices, (row_tiles(x, tile.rows) for x in tensors[4:])
 
 
 def _sizes(call: Call, tile: Tile) -> dict[str, Any]:

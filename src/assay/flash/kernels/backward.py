@@ -21,6 +21,7 @@ from assay.flash.kernels.tile import (
     bounds,
     kept,
     keys_of_rows,
+    line_of,
     place_of,
     probabilities,
     rows_of_keys,
@@ -42,17 +43,27 @@ def prepare_backward(
     out_strides: tl.tuple,
     dout_strides: tl.tuple,
     dlse_strides: tl.tuple,
-    rows: tl.tensor,
+    span: tl.tuple,
+    room: tl.tensor,
     heads: tl.tensor,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Grid: blocks of rows, heads, batch. Rows that saw nothing get an LSE of +∞, so that their P is 0."""
+    """Grid: blocks of rows, heads, batch; packed: of all sequences. `log2_lse` and `delta` are (B·H, room).
+
+    Rows that saw nothing get an LSE of +∞, so that their P is 0; and dense ones that are not there, up to `room`.
+    """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < rows
-    row = row.to(tl.int64)
+    block, sequence = tl.program_id(0), tl.program_id(2)
+    if span.cu_q is not None:
+        sequence, block, _ = place_of(span.cu_q, span.sequences, block, ROWS)
+        if sequence == span.sequences:
+            return
+    first_row, _, length, _ = bounds(span, sequence)
+    line_row = block * ROWS + tl.arange(0, ROWS)
+    there = line_row < length
+    row = (first_row + line_row).to(tl.int64)
     dims = tl.arange(0, BLOCK_VALUE_DIM)[None, :]
     mask = there[:, None] & (dims < VALUE_DIM)
     out += batch * out_strides[0] + head * out_strides[1]
@@ -60,12 +71,14 @@ def prepare_backward(
     o = tl.load(out + row[:, None] * out_strides[2] + dims * out_strides[3], mask=mask, other=0.0)
     do = tl.load(dout + row[:, None] * dout_strides[2] + dims * dout_strides[3], mask=mask, other=0.0)
     sums = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    place = (batch * heads + head) * rows + row
-    value = tl.load(lse + place, mask=there, other=0.0)
+    value = tl.load(lse + (batch * heads + head) * span.queries + row, mask=there, other=float("-inf"))
     if dlse is not None:
         place_d = batch * dlse_strides[0] + head * dlse_strides[1] + row * dlse_strides[2]
         sums -= tl.load(dlse + place_d, mask=there, other=0.0)
     blind = value == float("-inf")
+    if span.cu_q is None:
+        there = line_row < room
+    place = (batch * heads + head) * room + line_of(span, sequence) + line_row
     tl.store(log2_lse + place, tl.where(blind, float("inf"), value * LOG2_E), mask=there)
     tl.store(delta + place, tl.where(blind, 0.0, sums), mask=there)
 
@@ -78,13 +91,15 @@ def _over_rows(
     v: tl.tensor,
     q_tiles: tl.tensor_descriptor,
     do_tiles: tl.tensor_descriptor,
-    log2_lse: tl.tensor,
-    delta: tl.tensor,
+    lse_tiles: tl.tensor_descriptor,
+    delta_tiles: tl.tensor_descriptor,
     first: tl.tensor,
     last: tl.tensor,
     batch: tl.tensor,
     head: tl.tensor,
+    heads: tl.tensor,
     first_row: tl.tensor,
+    line: tl.tensor,
     keys: tl.tensor,
     len_q: tl.tensor,
     len_k: tl.tensor,
@@ -115,7 +130,9 @@ def _over_rows(
         do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
         if LAST:
             q, do = without(q, start, len_q, ROWS), without(do, start, len_q, ROWS)
-        lse_row = tl.load(log2_lse + row, mask=row < len_q, other=float("inf"))
+        lse_row = lse_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
+        if LAST:
+            lse_row = tl.where(row < len_q, lse_row, float("inf"))
         leaning = 0.0
         if scores.near is not None:
             lse_row += slope * tl.arange(0, ROWS).to(tl.float32)
@@ -131,7 +148,9 @@ def _over_rows(
             dv = tl.dot((p * factor).to(do.dtype), do, dv, input_precision=PRECISION)
         if WANTED != "v":
             dp = tl.dot(v, do.T, input_precision=PRECISION) * factor
-            delta_row = tl.load(delta + row, mask=row < len_q, other=0.0)
+            delta_row = delta_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
+            if LAST:
+                delta_row = tl.where(row < len_q, delta_row, 0.0)
             ds = p * (dp - delta_row[None, :])
             if scores.cap is not None:
                 ds *= 1.0 - bent * bent
@@ -149,8 +168,8 @@ def attention_backward_kv(
     dv_out: tl.tensor,
     dk_strides: tl.tuple,
     dv_strides: tl.tuple,
-    log2_lse: tl.tensor,
-    delta: tl.tensor,
+    lse_tiles: tl.tensor_descriptor,
+    delta_tiles: tl.tensor_descriptor,
     span: tl.tuple,
     scores: tl.tuple,
     gradient_scale: tl.tensor,
@@ -180,6 +199,7 @@ def attention_backward_kv(
         if sequence == span.sequences:
             return
     first_row, first_key, len_q, len_k = bounds(span, sequence)
+    line = line_of(span, sequence)
     start = block * COLUMNS
     key = start + tl.arange(0, COLUMNS)
     keys = key[:, None]
@@ -194,14 +214,13 @@ def attention_backward_kv(
     for member in range(group):
         head = kv_head * group + member
         slope, bias = slope_of(scores, sequence, heads, head), bias_of(scores, batch, head)
-        place = (batch * heads + head).to(tl.int64) * span.queries + first_row
         for part in tl.static_range(4):
             if (SPLIT or part == 0 or part == 3) and (part != 3 or span.cu_q is not None):
                 dk, dv = _over_rows(
-                    dk, dv, k, v, q_tiles, do_tiles, log2_lse + place, delta + place,
+                    dk, dv, k, v, q_tiles, do_tiles, lse_tiles, delta_tiles,
                     begin if part == 0 else (whole_begin if part == 1 else (whole_end if part == 2 else tail)),
                     whole_begin if part == 0 else (whole_end if part == 1 else (tail if part == 2 else end)),
-                    batch, head, first_row, keys, len_q, len_k, span, scores, slope, bias,
+                    batch, head, heads, first_row, line, keys, len_q, len_k, span, scores, slope, bias,
                     dropout, sequence * heads + head,
                     ROWS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, WANTED, part != 1, part == 3,
                 )  # fmt: skip
@@ -284,8 +303,8 @@ def attention_backward_q(
     do_tiles: tl.tensor_descriptor,
     dq_out: tl.tensor,
     dq_strides: tl.tuple,
-    log2_lse: tl.tensor,
-    delta: tl.tensor,
+    lse_tiles: tl.tensor_descriptor,
+    delta_tiles: tl.tensor_descriptor,
     span: tl.tuple,
     scores: tl.tuple,
     gradient_scale: tl.tensor,
@@ -311,15 +330,14 @@ def attention_backward_q(
             return
         block = blocks - 1 - block
     first_row, first_key, len_q, len_k = bounds(span, sequence)
+    line = line_of(span, sequence)
     start = block * ROWS
-    row = start + tl.arange(0, ROWS)
-    rows = row[:, None]
+    rows = start + tl.arange(0, ROWS)[:, None]
     slope, bias = slope_of(scores, sequence, heads, head), bias_of(scores, batch, head)
     q = q_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_DIM)
     do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
-    place = (batch * heads + head).to(tl.int64) * span.queries + first_row
-    lse_row = tl.load(log2_lse + place + row, mask=row < len_q, other=float("inf"))
-    delta_row = tl.load(delta + place + row, mask=row < len_q, other=0.0)
+    lse_row = lse_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
+    delta_row = delta_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
     origin = start + len_k - len_q
     leaning = 0.0
     if scores.near is not None:

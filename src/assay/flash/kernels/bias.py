@@ -17,8 +17,8 @@ def attention_backward_bias(
     do_tiles: tl.tensor_descriptor,
     dbias: tl.tensor,
     dbias_strides: tl.tuple,
-    log2_lse: tl.tensor,
-    delta: tl.tensor,
+    lse_tiles: tl.tensor_descriptor,
+    delta_tiles: tl.tensor_descriptor,
     span: tl.tuple,
     scores: tl.tuple,
     dropout: tl.tuple,
@@ -42,14 +42,13 @@ def attention_backward_bias(
         for j in range(summed[1]):
             head = tl.program_id(1) + j
             slope, bias = slope_of(scores, batch, heads, head), bias_of(scores, batch, head)
-            place = (batch * heads + head).to(tl.int64) * span.queries
             for m in range(summed[2]):
-                row = (row_block + m) * ROWS + tl.arange(0, ROWS)
-                rows = row[:, None]
-                q = q_tiles.load([batch, head, (row_block + m) * ROWS, 0]).reshape(ROWS, BLOCK_DIM)
-                do = do_tiles.load([batch, head, (row_block + m) * ROWS, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
-                lse_row = tl.load(log2_lse + place + row, mask=row < span.queries, other=float("inf"))
-                delta_row = tl.load(delta + place + row, mask=row < span.queries, other=0.0)
+                first = (row_block + m) * ROWS
+                rows = first + tl.arange(0, ROWS)[:, None]
+                q = q_tiles.load([batch, head, first, 0]).reshape(ROWS, BLOCK_DIM)
+                do = do_tiles.load([batch, head, first, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
+                lse_row = lse_tiles.load([batch * heads + head, first]).reshape(ROWS)
+                delta_row = delta_tiles.load([batch * heads + head, first]).reshape(ROWS)
                 for n in range(summed[3]):
                     start = (key_block + n) * COLUMNS
                     keys = start + tl.arange(0, COLUMNS)[None, :]

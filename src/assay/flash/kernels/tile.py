@@ -114,6 +114,15 @@ def bounds(span: tl.tuple, batch: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.t
 
 
 @triton.jit
+def line_of(span: tl.tuple, sequence: tl.tensor) -> tl.tensor:
+    """Where the rows of a sequence begin in the lines of LSE and delta that backward reads: at whole 16s, alone."""
+    if span.cu_q is None:
+        return 0
+    else:
+        return (tl.load(span.cu_q + sequence) // 16 + sequence) * 16
+
+
+@triton.jit
 def slope_of(scores: tl.tuple, sequence: tl.tensor, heads: tl.tensor, head: tl.tensor) -> tl.tensor:
     """ALiBi's slope in units of log₂; 0 without."""
     if scores.slopes is None:
