@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -327,6 +328,7 @@ def _splits(call: CacheCall, columns: int, programs: int) -> tuple[int, int]:
     return max(1, min(wanted, _ceil(blocks, least))), least
 
 
+@cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 

@@ -52,7 +52,7 @@ def tile_for(kernel: str, call: Call) -> Tile:
     """The tile that `kernel` takes for this call."""
     if kernel in _TRIED:
         return _TRIED[kernel]
-    device = torch.cuda.get_device_name(call.q.device) if call.q.is_cuda else "default"
+    device = _name(call.q.device.index) if call.q.is_cuda else "default"
     masked = call.left is not None or call.right is not None
     dim = max(call.q.shape[3], call.v.shape[3])
     tile = _tile(device, kernel, call.q.element_size() * 8, dim, masked)
@@ -62,6 +62,11 @@ def tile_for(kernel: str, call: Call) -> Tile:
     if call.bias is not None and dim > 128:  # it has blocks too, and shared memory is full
         return tile._replace(stages=1)
     return tile
+
+
+@cache
+def _name(index: int) -> str:
+    return torch.cuda.get_device_name(index)
 
 
 @cache

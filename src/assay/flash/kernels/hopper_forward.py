@@ -185,6 +185,7 @@ def produce(
         slot = count & 1
         mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
         buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
+        gl.thread_barrier()  # all threads write it, one tells the consumers
         mbarrier.arrive(buffers.next_full.index(slot), count=1)
         count += 1
 
