@@ -214,28 +214,29 @@ def bench_knobs(rounds: int) -> bool:
 def bench_eager(rounds: int) -> bool:
     """Calls from Python, one by one, where the kernels are short: what is left is the time of the host."""
     print("a call from Python, N 256, one head: microseconds (ours, SDPA's FA2)")
+    calls = (lambda q, k, v: flash_attention(q, k, v, causal=True), peer(SDPBackend.FLASH_ATTENTION, True))
     for dim in (64, 128):
-        leaves = [torch.randn(1, 1, 256, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
-        plain, dout = [x.detach() for x in leaves], torch.randn_like(leaves[0])
-        calls = (lambda q, k, v: flash_attention(q, k, v, causal=True), peer(SDPBackend.FLASH_ATTENTION, True))
-        for name, works in {
-            "forward": [lambda call=call: call(*plain) for call in calls],
-            "forward + backward": [
-                lambda call=call: torch.autograd.grad(call(*leaves), leaves, dout) for call in calls
-            ],
-        }.items():
-            times: list[list[float]] = [[], []]
-            for _ in range(rounds + 1):
-                for i, work in enumerate(works):
-                    torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    for _ in range(20):
-                        work()
-                    torch.cuda.synchronize()
-                    times[i].append((time.perf_counter() - start) / 20)
-            ours, theirs = (statistics.median(t[1:]) * 1e6 for t in times)
-            print(f"{name:18} D {dim}: {ours:.0f}, {theirs:.0f}", flush=True)
+        for backward in (False, True):
+            ours, theirs = _microseconds(calls, dim, backward, rounds)
+            print(f"forward{' + backward' if backward else ''} D {dim}: {ours:.0f}, {theirs:.0f}", flush=True)
     return True
+
+
+def _microseconds(calls: tuple[Callable[..., torch.Tensor], ...], dim: int, backward: bool, rounds: int) -> list[float]:
+    leaves = [torch.randn(1, 1, 256, dim, device="cuda", dtype=torch.bfloat16, requires_grad=backward) for _ in "qkv"]
+    dout = torch.randn_like(leaves[0])
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds + 1):
+        for call, found in zip(calls, times, strict=True):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(20):
+                out = call(*leaves)
+                if backward:
+                    torch.autograd.grad(out, leaves, dout)
+            torch.cuda.synchronize()
+            found.append((time.perf_counter() - start) / 20)
+    return [statistics.median(found[1:]) * 1e6 for found in times]
 
 
 def bench_memory() -> bool:
@@ -318,7 +319,9 @@ def main() -> None:
     arguments = parser.parse_args()
     wanted = arguments.parts or ([part for part in parts if part != "cpu"] if torch.cuda.is_available() else ["cpu"])
     torch.manual_seed(0)
-    good = all([parts[part](arguments.rounds) for part in wanted])
+    good = True
+    for part in wanted:
+        good &= parts[part](arguments.rounds)
     sys.exit(0 if good else 1)
 
 

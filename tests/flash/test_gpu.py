@@ -275,6 +275,16 @@ def test_format_of_p(probabilities: str, dtype: torch.dtype) -> None:
     assert 0.97 <= ratio <= 1.03
 
 
+@pytest.mark.parametrize("length", [64, 1024])
+def test_values_of_one(length: int) -> None:
+    """Their average is 1: exactly so if the row sum is taken of what P was rounded to, else but for those roundings."""
+    q, k, _ = inputs(8, length, 64, torch.float16)
+    for after in (True, False):
+        out = flash_attention(q, k, torch.ones_like(q), numerics=Numerics(probabilities="bf16", sum_after_cast=after))
+        rmse = (out.float() - 1).square().mean().sqrt()
+        assert rmse == 0 if after else 0 < rmse < 2**-9
+
+
 def test_strides() -> None:
     """Slices of one packed tensor, (B, N, H, D), expanded heads, unaligned rows: read as they are, or copied."""
     qkv = torch.randn(2, 100, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
