@@ -23,10 +23,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"cases", "flash"},
     "results": set(),
     "executors": set(),
+    "models": set(),
+    "data": set(),
+    "training": {"cases", "data", "executors", "flash", "formats", "metrics", "models", "results"},
     "sweeps": {"cases", "flash", "formats", "metrics", "results", "executors"},
-    "recipes": {"sweeps"},
+    "recipes": {"sweeps", "training"},
     "report": {"metrics", "results"},
-    "cli": {"bench", "flash", "recipes", "report", "sweeps", "executors", "results", "cases"},
+    "cli": {"bench", "flash", "recipes", "report", "sweeps", "executors", "results", "cases", "training"},
 }
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from assay.results.record import COLUMNS, SCHEMA, Record, to_json
+from assay.results.record import COLUMNS, POINTS, SCHEMA, Record
+from assay.results.schema import Schema
+from assay.results.training_record import TRAINING
 
 _VALUES: dict[type, Any] = {str: "bf16", int: 3, float: 0.1, bool: True}
 
@@ -27,8 +29,18 @@ def make_records(count: int, prefix: str = "point") -> list[Record]:
     return [make_record(id=f"{prefix}-{i}", time=f"2026-11-15T06:00:00.{i:06d}+00:00") for i in range(count)]
 
 
-def write_lines(path: Path, records: Iterable[Record]) -> Path:
-    path.write_text("".join(to_json(record) + "\n" for record in records), encoding="utf-8")
+def make_training(**changes: Any) -> Record:
+    """A valid record of training: a pair's weights at a step."""
+    record: Record = {name: _VALUES[kind] for name, kind in TRAINING.columns.items()}
+    record |= {"triton": None, "kind": "weights", "layer": "", "loss": None, "scale": None}
+    record |= {"schema": TRAINING.version, "id": "row", "time": "2026-11-15T06:00:00+00:00"}
+    unknown = changes.keys() - TRAINING.columns.keys()
+    assert not unknown, f"no columns: {unknown}"
+    return record | changes
+
+
+def write_lines(path: Path, records: Iterable[Record], schema: Schema = POINTS) -> Path:
+    path.write_text("".join(schema.to_json(record) + "\n" for record in records), encoding="utf-8")
     return path
 
 

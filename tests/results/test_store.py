@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.results.record import from_json, to_json
+from assay.results.schema import Schema
 from assay.results.store import Store, StoreError
 from tests.results.processes import ids_on_disk
 from tests.results.records import make_record, make_records, write_lines
@@ -67,7 +68,7 @@ def test_refresh_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.Monk
     path = write_lines(tmp_path / "other.jsonl", make_records(50))
     store = Store(tmp_path)
     parsed: list[bytes] = []
-    monkeypatch.setattr("assay.results.store._id_of", lambda line: parsed.append(line))
+    monkeypatch.setattr(Schema, "id_of", lambda schema, line: parsed.append(line))
     store.refresh()
     assert parsed == []
     with path.open("ab") as file:

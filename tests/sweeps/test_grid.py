@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from assay import Plan
 from assay.cases.attention.plan import STEPS as PLAN_STEPS
+from assay.cases.attention.plans import high_format, named_plan
 from assay.results import record
 from assay.sweeps.grid import STEPS, SWEEPS, default_sweep
-from assay.sweeps.plans import high_format, named_plan
 
 
 @pytest.mark.parametrize("name", SWEEPS)

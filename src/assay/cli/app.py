@@ -10,6 +10,7 @@ from assay._version import __version__
 from assay.cli.bench import bench
 from assay.cli.compact import compact
 from assay.cli.info import info
+from assay.cli.pair import pair
 from assay.cli.reporting import report
 from assay.cli.study import study
 from assay.cli.sweep import sweep
@@ -21,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (study, sweep, validate, report, compact, info):
+for command in (study, sweep, pair, validate, report, compact, info):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

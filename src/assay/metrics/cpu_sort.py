@@ -26,6 +26,11 @@ def sort_copies(*tensors: Tensor) -> list[Tensor]:
         return list(pool.map(lambda sort, x: sort(x), sorts, tensors))
 
 
+def sort_copy(x: Tensor) -> Tensor:
+    """The same of one tensor, in this thread."""
+    return _sort_for(x)(x)
+
+
 def _sort_for(x: Tensor) -> Callable[[Tensor], Tensor]:
     large = x.dtype == torch.float32 and x.numel() >= WORTH_ASKING
     return radix_sort if large and _radix_beats_numpy() else numpy_sort

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from assay.metrics.cpu_sort import sort_copies
+from assay.metrics.cpu_sort import sort_copies, sort_copy
 
 SINGLE_SORT_LIMIT = 2**23
 """Elements an accelerator sorts at once (about 256 MiB of workspace)."""
@@ -37,6 +37,14 @@ def sorted_runs(x: Tensor) -> Iterator[Tensor]:
         yield from sort_copies(x)
     else:
         yield from bucketed_runs(x, _partition_for(x.device))
+
+
+def sorted_values(x: Tensor) -> Tensor:
+    """The same as one tensor."""
+    if x.device.type == "cpu":
+        return sort_copy(x)
+    runs = list(sorted_runs(x))
+    return runs[0] if len(runs) == 1 else torch.cat(runs)
 
 
 def bucketed_runs(x: Tensor, partition: Partition) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ from assay.report.content import content
 from assay.report.files import write_whole
 from assay.report.markdown import markdown
 from assay.report.page import page
+from assay.report.pictures import Picture
 from assay.report.shares import attribution_figure
 from assay.report.static_figures import static_figures
 from assay.results.record import Record
@@ -26,18 +27,23 @@ def write_report(
     verdict: str,
     problems: Sequence[str] = (),
     command: str = "",
+    training: Sequence[Record] = (),
+    pictures: Sequence[Picture] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Write index.html, report.md and figures/ into the folder, each file whole or not at all; the page's path.
 
-    `progress` is told how many of the figures' files are written.
+    `training` has the rows of paired training, `pictures` what the trained models painted. `progress` is told how many of the figures' files are written.
     """
-    if not rows:
+    if not rows and not training:
         raise ValueError(
             "A report needs at least one record, and there is none. Measure first (assay sweep precision), "
             "or name the folder that holds the records."
         )
-    told = content(rows, claims, attributions, asked=asked, verdict=verdict, problems=problems, command=command)
+    told = content(
+        rows, claims, attributions, asked=asked, verdict=verdict, problems=problems, command=command,
+        training=training, pictures=pictures,
+    )  # fmt: skip
     html, text = page(told), markdown(told)
     shares = attribution_figure(attributions)
     charts = [*([shares] if shares else []), *told.all_charts()]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["line", "bar", "hbar"]
+Kind = Literal["line", "bar", "hbar", "heat"]
+"""Of a "heat" a series is a row, and its values are colours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,8 @@ class Chart:
     kind: Kind
     x_log: bool = False
     y_log: bool = True
+    band: bool = False
+    """Whether intervals are bands around the lines, not whiskers."""
     reference: float | None = None
     """Where "no difference" is: a line there, and bars start from it."""
     categories: tuple[str, ...] | None = None

@@ -1,4 +1,4 @@
-"""The paper's claims about a single forward pass (C1–C6), judged from records; C7–C10 are about training.
+"""The paper's claims about a single forward pass (C1–C6), judged from records; `training_claims` has C7–C10.
 
 They are about the paper's setting: every step in one format (the plan `uniform`), the baseline as PyTorch computes it
 (`eager`). Each setting is judged by itself, by its interval, as yes, no or undecided; the claim holds if all say yes,
@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypedDict
 
 from assay.report.attribution import attribute
 from assay.report.choices import latest
+from assay.report.claim import Claim as Claim
 from assay.report.estimates import Estimate, estimate_size
 from assay.report.judgement import Outcome, Verdict, is_flat, judged, power, share, times, within
+from assay.report.pair_summary import nulls
 from assay.report.settings import (
     area_of,
     baseline_of,
@@ -29,6 +30,7 @@ from assay.report.settings import (
     usual_setting,
 )
 from assay.report.summary import ratio
+from assay.report.training_claims import null_lines, sentence, training_claims
 from assay.results.record import Record
 
 ABOUT_TEN = (5.0, 20.0)
@@ -37,29 +39,8 @@ NO_CHANGE = (0.9, 1.1)
 """What counts as no change of a deviation."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
-    """One claim of the paper and what our records say about it."""
-
-    number: str
-    """C1 … C10, or "null"."""
-    figure: str
-    """The paper's, e.g. "Fig 4"."""
-    text: str
-    """What the paper says, in a sentence."""
-    paper: str
-    """The paper's figure, e.g. "about 10×"."""
-    ours: tuple[str, ...]
-    """Ours, with intervals: one or several lines."""
-    verdict: Verdict
-    because: str
-    """What decides it; for "holds only when …", when."""
-    anchor: str
-    """The id of the chart in the page that shows it; "" where there is none."""
-
-
-def judge(rows: Sequence[Record]) -> list[Claim]:
-    """Every claim, in the paper's order."""
+def judge(rows: Sequence[Record], training: Sequence[Record] = ()) -> list[Claim]:
+    """Every claim, in the paper's order; `training` has the rows of paired training."""
     flash = latest([row for row in rows if row["variant"] == "flash"])
     return [
         _falls_with_mantissa(_of(flash, "precision")),
@@ -68,13 +49,13 @@ def judge(rows: Sequence[Record]) -> list[Claim]:
         _block_claim(_of(flash, "blocks"), "swapped", _SWAPPED),
         _block_claim(_of(flash, "blocks"), "square", _SQUARE),
         _larger_blocks(_of(flash, "blocks")),
-        *_about_training(),
-        _null(rows),
+        *training_claims(training),
+        _null(rows, training),
     ]
 
 
-def verdict(rows: Sequence[Record]) -> str:
-    """One sentence: how far, on what inputs, and which step owns it."""
+def verdict(rows: Sequence[Record], training: Sequence[Record] = ()) -> str:
+    """In a few sentences: how far, on what inputs, which step owns it, and what training makes of it."""
     near = latest(
         [row for row in rows if row["variant"] == "flash" and row["sweep"] in ("precision", "inputs", "length")]
     )
@@ -101,7 +82,9 @@ def verdict(rows: Sequence[Record]) -> str:
         sentences.append(
             f"Of the mean square error in {owners[0].format} ({owners[0].inputs} inputs) {first} and {second} own most."
         )
-    return " ".join(sentences) or f"{len(rows)} points were measured; figures and intervals are below."
+    sentences += filter(None, [sentence(training)])
+    count = len(rows) + len(training)
+    return " ".join(sentences) or f"{count} points were measured; figures and intervals are below."
 
 
 def _falls_with_mantissa(rows: list[Record]) -> Claim:
@@ -285,34 +268,19 @@ def _larger_blocks(rows: list[Record]) -> Claim:
     )
 
 
-def _about_training() -> list[Claim]:
-    claims = (
-        ("C7", "Fig 7", "The difference in the weights grows over training.", "grows in both metrics"),
-        ("C8", "Fig 8", "Its rate is at most that of another initialisation.", "comparable or less"),
-        ("C9", "Fig 8", "Flash moves the weights 2–5 times less than FP16 training does.", "2–5×"),
-        ("C10", "", "Flash is 14% faster, forward and backward, in a text-to-image model.", "14%"),
-    )
-    return [
-        Claim(
-            number=number, figure=figure, text=text, paper=paper, ours=(), verdict="not measured here",
-            because="It is about training; this study runs single forward passes.", anchor="",
-        )
-        for number, figure, text, paper in claims
-    ]  # fmt: skip
-
-
-def _null(rows: Sequence[Record]) -> Claim:
+def _null(rows: Sequence[Record], training: Sequence[Record]) -> Claim:
     ours = [row for row in rows if row["variant"] == "flash"]
-    worst = max((row["null_max"] for row in ours), default=math.nan)
-    verdict: Verdict = "not measured here" if not ours else "holds" if worst == 0 else "does not hold"
+    worst = max((row["null_max"] for row in ours), default=0.0)
     lines = [f"flash: {worst:g} at {len(ours)} points"] if ours else []
+    trained = null_lines(training)
+    verdict: Verdict = "holds" if worst == 0 and not nulls(training) else "does not hold"
     return Claim(
         number="null",
         figure="",
         text="The same computation twice gives the same bits.",
         paper="must be 0",
-        ours=(*lines, *unsteady_kernels(rows)),
-        verdict=verdict,
+        ours=(*lines, *trained, *unsteady_kernels(rows)),
+        verdict=verdict if ours or trained else "not measured here",
         because="Otherwise no figure here could be trusted. It is about flash: a real kernel may add up in any order.",
         anchor="",
     )

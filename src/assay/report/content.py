@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from assay.report.attribution import Attribution
 from assay.report.charts import Chart
 from assay.report.claims import Claim
 from assay.report.figures import SECTIONS, Section
+from assay.report.pictures import Picture
 from assay.report.provenance import Provenance, provenance
+from assay.report.training_section import WEIGHTS, Extra, training_parts
 from assay.results.record import Record
 
 
@@ -23,8 +25,10 @@ class Content:
     attributions: tuple[Attribution, ...]
     sections: tuple[tuple[Section, tuple[Chart, ...]], ...]
     missing: tuple[tuple[str, str], ...]
-    """(title of a section without records, the sweep that makes them)."""
+    """(title of a section without records, the command that makes them)."""
     provenance: Provenance
+    extras: Mapping[str, Extra] = field(default_factory=dict)
+    """Anchor of a section → what stands before its figures."""
 
     def all_charts(self) -> tuple[Chart, ...]:
         """The figures of all sections."""
@@ -47,18 +51,27 @@ def content(
     verdict: str,
     problems: Sequence[str] = (),
     command: str = "",
+    training: Sequence[Record] = (),
+    pictures: Sequence[Picture] = (),
 ) -> Content:
-    """All that the report says about the records."""
+    """All that the report says about the records; `training` has those of paired training."""
     drawn = [(section, tuple(filter(None, (figure(rows) for figure in section.figures)))) for section in SECTIONS]
-    missing = [(section.title, section.sweep) for section, charts in drawn if not charts]
+    missing = [(section.title, f"assay sweep {section.sweep}") for section, charts in drawn if not charts]
     if not attributions:
-        missing.insert(0, ("Which step owns the deviation", "steps"))
+        missing.insert(0, ("Which step owns the deviation", "assay sweep steps"))
+    if not training:
+        missing.append((WEIGHTS.title, "assay pair quick"))
+    trained = training_parts(training, pictures)
     return Content(
         asked=asked,
         verdict=verdict,
         claims=tuple(claims),
         attributions=tuple(attributions),
-        sections=tuple((section, charts) for section, charts in drawn if charts),
+        sections=(
+            *((section, charts) for section, charts in drawn if charts),
+            *((section, charts) for section, charts, _ in trained),
+        ),
         missing=tuple(missing),
-        provenance=provenance(rows, problems, command),
+        provenance=provenance(rows, problems, command, training),
+        extras={section.anchor: extra for section, _, extra in trained},
     )

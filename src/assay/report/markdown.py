@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from assay.report.attribution import Attribution
 from assay.report.charts import Chart, Variant
 from assay.report.claims import Claim
 from assay.report.content import Content
+from assay.report.pictures import FOLDER
 from assay.report.shares import MEASURES, attribution_figure, headline, percent, setting
 from assay.report.static_figures import file_name
+from assay.report.training_section import Extra
 
 
 def markdown(content: Content) -> str:
@@ -25,10 +28,11 @@ def markdown(content: Content) -> str:
             parts += _attribution(found, shares, variant)
     for section, charts in content.sections:
         parts += [f"## {text(section.title)}", text(section.text)]
+        parts += _extra(content.extras.get(section.anchor, Extra()))
         for chart in charts:
             parts += _chart(chart)
     if content.missing:
-        lines = [f"- {text(title)}: `assay sweep {sweep}` measures it." for title, sweep in content.missing]
+        lines = [f"- {text(title)}: `{command}` measures it." for title, command in content.missing]
         parts += ["## Not measured here", "\n".join(lines)]
     parts += ["## Where the figures come from"]
     if content.provenance.warnings:
@@ -85,6 +89,16 @@ def _image(chart: Chart, variant: Variant) -> str:
     return f"![{text(chart.title)}](figures/{file_name(chart, variant)}.svg)"
 
 
+def _extra(extra: Extra) -> list[str]:
+    parts = ["\n".join(f"- {text(words)}" for words in extra.words)] if extra.words else []
+    for table in extra.tables:
+        parts += [f"**{text(table.title)}**", _table(table.columns, table.rows)]
+    for picture in extra.pictures:
+        parts += [f"### {text(picture.title)}", f"![{text(picture.described)}]({FOLDER}/{quote(picture.file)})"]
+        parts += [text(picture.attribution)] if picture.attribution else []
+    return parts
+
+
 def _chart(chart: Chart) -> list[str]:
     first, *others = chart.variants
     parts = [f"### {text(chart.title)}", text(chart.caption), *_variant(chart, first)]
@@ -102,10 +116,29 @@ def _variant(chart: Chart, variant: Variant) -> list[str]:
         for series in variant.series
         for x, y, low, high, seeds in zip(series.x, series.y, series.low, series.high, series.seeds, strict=True)
     ]
+    table = _table((chart.x_title, "series", chart.y_title, "95%", "seeds"), rows)
+    if chart.kind == "heat" or chart.band:
+        table = f"<details><summary>Data</summary>\n\n{_wide(chart, variant)}\n\n</details>"
     parts = [f"**{text(variant.name)}**"] if variant.name else []
-    parts += [_image(chart, variant), _table((chart.x_title, "series", chart.y_title, "95%", "seeds"), rows)]
+    parts += [_image(chart, variant), table]
     parts += [text(note) for note in (variant.setting, *variant.notes) if note]
     return parts
+
+
+def _wide(chart: Chart, variant: Variant) -> str:
+    """A column for each step, a row for each series, and the other way round for bands: long tables are not read."""
+    places = sorted({float(x) for series in variant.series for x in series.x})
+    names = [series.name for series in variant.series]
+    cells = {
+        (series.name, float(x)): f"{y:.2g}" if chart.kind == "heat" else f"{y:.3g} [{low:.3g}, {high:.3g}]"
+        for series in variant.series
+        for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True)
+    }
+    if chart.kind == "heat":
+        heads = ["layer", *(f"{chart.x_title} {x:g}" for x in places)]
+        return _table(heads, [[name, *(cells.get((name, x), "–") for x in places)] for name in names])
+    heads = [chart.x_title, *map(text, names)]
+    return _table(heads, [[f"{x:g}", *(cells.get((name, x), "–") for name in names)] for x in places])
 
 
 def _say(x: str | float) -> str:

@@ -14,6 +14,7 @@ from assay.report.attribution_section import attribution_section
 from assay.report.charts import Chart, Series
 from assay.report.content import Content
 from assay.report.page_parts import claims_section, figure_block, left_out, provenance_section
+from assay.report.training_section import Extra, extra_block
 
 TITLE = "Is Flash Attention stable?"
 
@@ -68,7 +69,7 @@ def _sections(content: Content) -> tuple[str, str]:
     if content.attributions:
         blocks.append(("attribution", "Which step owns the deviation", attribution_section(content.attributions)))
     for section, charts in content.sections:
-        figures = "".join(map(figure_block, charts))
+        figures = extra_block(content.extras.get(section.anchor, Extra())) + "".join(map(figure_block, charts))
         blocks.append((section.anchor, section.title, f'<p class="lead">{escape(section.text)}</p>{figures}'))
     if content.missing:
         blocks.append(("left-out", "Not measured here", left_out(content.missing)))
@@ -99,6 +100,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
         "kind": chart.kind,
         "x_log": chart.x_log,
         "y_log": chart.y_log,
+        "band": chart.band,
         "reference": chart.reference,
         "categories": chart.categories,
         "variants": [

@@ -92,7 +92,7 @@ def _short(text: str, most: int = 60) -> str:
 def left_out(missing: Sequence[tuple[str, str]]) -> str:
     """Which sections are missing, and what makes them."""
     lines = "".join(
-        f"<li>{escape(title)}: <code>assay sweep {escape(sweep)}</code> measures it.</li>" for title, sweep in missing
+        f"<li>{escape(title)}: <code>{escape(command)}</code> measures it.</li>" for title, command in missing
     )
     return f'<ul class="plain">{lines}</ul>'
 

@@ -28,21 +28,27 @@ class Provenance(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def provenance(rows: Sequence[Record], problems: Sequence[str], command: str) -> Provenance:
-    """What all records say about their origin, together."""
-    sweeps = Counter(str(row["sweep"]) for row in rows)
+def provenance(
+    points: Sequence[Record], problems: Sequence[str], command: str, training: Sequence[Record] = ()
+) -> Provenance:
+    """What all records say about their origin, together: points of sweeps and rows of training."""
+    rows = [*points, *training]
+    kinds = Counter(str(row["sweep"]) for row in points) + Counter(
+        f"training {row['recipe'] or ''}" for row in training
+    )
     times = sorted(str(row["time"]) for row in rows if row["time"])
     seconds = sum(row["seconds"] or 0.0 for row in rows)
     shapes = sorted(
-        {(row["batch"], row["heads"], row["length"], row["dim"]) for row in rows}, key=lambda s: [n or 0 for n in s]
+        {(row["batch"], row["heads"], row["length"], row["dim"]) for row in points}, key=lambda s: [n or 0 for n in s]
     )
     facts = [
-        ("records", f"{len(rows)}: " + ", ".join(f"{name} {count}" for name, count in sorted(sweeps.items()))),
+        ("records", f"{len(rows)}: " + ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))),
         *(
             (label, _listed([str(row[name]) for row in rows if row[name] is not None]))
             for name, label in _COLUMNS.items()
         ),
         ("shapes (batch, heads, length, dim)", _listed([str(shape).replace("None", "?") for shape in shapes])),
+        ("trained", _listed([f"{row['model']} on {row['data']}" for row in training])),
         ("seeds", _seeds([row["seed"] for row in rows if row["seed"] is not None])),
         ("measured", f"{times[0]} to {times[-1]}, {seconds / 60:.1f} minutes in all" if times else ""),
         ("to repeat it", command),

@@ -1,7 +1,7 @@
 """Who measures what: claims between processes that share a folder, which end with the process that holds them.
 
-A claim is a POSIX lock on one byte of the file `.claims`; the byte's place is a hash of the claim's name. The kernel
-releases the locks of a process that dies, however it dies: nothing is left to clean up after kill -9.
+A claim is a POSIX lock on one byte of the file `.claims`; the byte's place is a hash of the claim's kind and name. The
+kernel releases the locks of a process that dies, however it dies: nothing is left to clean up after kill -9.
 
 Such locks have two traps. Closing any descriptor of the file drops all locks that the process has on it, so there is
 one descriptor a folder and process, kept to the end of the process. And a process's locks do not exclude the process
@@ -28,14 +28,14 @@ _descriptors: dict[File, int] = {}
 _held: set[Claim] = set()
 
 
-def acquire(folder: Path, name: str, wait: bool) -> Claim | None:
-    """Claim `name` in `folder`; None where another has it. With `wait`, wait until the other ends.
+def acquire(folder: Path, kind: str, name: str, wait: bool) -> Claim | None:
+    """Claim `name`, one of `kind`, in `folder`; None where another has it. With `wait`, wait until the other ends.
 
     Not between threads: they share their process's claims. Without POSIX locks (Windows) nobody else ever has it, so
     that only one process may work in a folder. An OSError says that the file system has no locks, or that two
     processes wait for each other.
     """
-    place = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:6], "big")
+    place = int.from_bytes(hashlib.sha256(f"{kind}: {name}".encode("utf-8", "surrogatepass")).digest()[:6], "big")
     if sys.platform == "win32":
         return (os.getpid(), 0, 0), place
     file = _open(folder / ".claims")

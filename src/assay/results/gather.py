@@ -1,4 +1,4 @@
-"""All records of a folder in one DuckDB table, and what could not be read.
+"""All records of one kind in a folder, in one DuckDB table, and what could not be read.
 
 DuckDB takes the lines that look exactly as `to_json` writes them, which one regular expression checks: keys and their
 order, types, "nan". A file with any other line goes through `sift`, which says what is wrong and keeps what is right.
@@ -11,11 +11,13 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from assay.results.record import COLUMNS, SCHEMA
+from assay.results.kinds import kind_with
+from assay.results.record import POINTS
+from assay.results.schema import Schema
 from assay.results.sift import Sifted, cut_short, sift
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ _JSON = {
 class Gathered(NamedTuple):
     """A folder's records in the table `found`, which has their columns and the `file`; `FIRST` picks each id once."""
 
+    schema: Schema
     connection: DuckDBPyConnection
     problems: list[str]
     strangers: list[Path]
@@ -45,8 +48,8 @@ FIRST = "FROM found WHERE rowid IN (SELECT arg_min(rowid, (time, file)) FROM fou
 
 
 @contextlib.contextmanager
-def gather(folder: Path) -> Iterator[Gathered]:
-    """Read all `*.jsonl` and `*.parquet` in the folder; a ValueError says why there is none."""
+def gather(folder: Path, schema: Schema = POINTS) -> Iterator[Gathered]:
+    """Read all files of the kind in the folder; a ValueError says why there is none."""
     if not folder.is_dir():
         raise ValueError(
             f"Records are read from the folder of a run, but {folder} "
@@ -67,10 +70,10 @@ def gather(folder: Path) -> Iterator[Gathered]:
             "preserve_insertion_order": False,
         }
         with duckdb.connect(config=settings) as connection:
-            columns = ", ".join(f'"{name}" {TYPES[kind]}' for name, kind in COLUMNS.items())
+            columns = ", ".join(f'"{name}" {kind}' for name, kind in _types(schema).items())
             connection.execute(f"CREATE TABLE found (file VARCHAR, {columns})")
-            gathered = Gathered(connection, [], [])
-            files = sorted(path for path in folder.absolute().iterdir() if path.is_file())
+            gathered = Gathered(schema, connection, [], [])
+            files = sorted(path for path in folder.absolute().iterdir() if schema.owns(path.name) and path.is_file())
             _add_lines(gathered, [path for path in files if path.name.endswith(".jsonl")], Path(scratch))
             for path in files:
                 if path.name.endswith(".parquet"):
@@ -80,24 +83,24 @@ def gather(folder: Path) -> Iterator[Gathered]:
 
 
 def _add_lines(gathered: Gathered, paths: list[Path], scratch: Path) -> None:
-    connection, problems, strangers = gathered
-    for path, refused in _insert_lines(connection, paths).items():
+    schema, connection, problems, strangers = gathered
+    for path, refused in _insert_lines(schema, connection, paths).items():
         target = scratch / "sifted.jsonl"
         try:
-            if refused == 1 and cut_short(path):
+            if refused == 1 and cut_short(path, schema):
                 problems.append(_about(path, f"its last line has no end and was left out: {_CUT}"))
                 continue
-            sifted = sift(path, target)
+            sifted = sift(path, target, schema)
         except OSError as error:
             strangers.append(path)
             problems.append(_about(path, f"cannot be read and was left out: {error.strerror or error}."))
             continue
         if sifted.faults:
-            problems.append(_about(path, _describe(sifted, cut_short(path))))
+            problems.append(_about(path, _describe(sifted, cut_short(path, schema))))
         if sifted.kept == 0:
             strangers.append(path)
         # What DuckDB took of the file at first comes again; a record is read once.
-        if _insert_lines(connection, [target]):
+        if _insert_lines(schema, connection, [target]):
             problems.append(_about(path, f"DuckDB could not take all of its {sifted.kept} records."))
 
 
@@ -118,19 +121,20 @@ def _describe(sifted: Sifted, cut: bool) -> str:
     )
 
 
-def _insert_lines(connection: DuckDBPyConnection, paths: list[Path]) -> dict[Path, int]:
+def _insert_lines(schema: Schema, connection: DuckDBPyConnection, paths: list[Path]) -> dict[Path, int]:
     """Add the files' records; the files with lines that were refused: how many, -1 where DuckDB refuses the file."""
     import duckdb
 
     if not paths:
         return {}
+    structure = "'" + json.dumps(_types(schema)) + "'"
     try:
         # A strict transformation fails as a whole where a number does not fit: that is for `sift` to find.
         connection.execute(
             f"""
             INSERT INTO found SELECT filename, record.* FROM (
                 SELECT filename, CASE
-                    WHEN regexp_full_match(json::VARCHAR, $line) THEN json_transform_strict(json, {_structure()})
+                    WHEN regexp_full_match(json::VARCHAR, $line) THEN json_transform_strict(json, {structure})
                 END AS record
                 FROM read_ndjson_objects(
                     $paths, ignore_errors = true,
@@ -138,13 +142,13 @@ def _insert_lines(connection: DuckDBPyConnection, paths: list[Path]) -> dict[Pat
                 )
             )
             """,
-            {"line": _line_pattern(), "paths": [_literal(path) for path in paths]},
+            {"line": _line_pattern(schema), "paths": [_literal(path) for path in paths]},
         )
     except (duckdb.Error, UnicodeEncodeError):
         if len(paths) == 1:
             return {paths[0]: -1}
         half = len(paths) // 2  # one statement for each file would be slow with hundreds of them
-        return _insert_lines(connection, paths[:half]) | _insert_lines(connection, paths[half:])
+        return _insert_lines(schema, connection, paths[:half]) | _insert_lines(schema, connection, paths[half:])
     refused = connection.execute("SELECT file, count(*) FROM found WHERE id IS NULL GROUP BY file").fetchall()
     connection.execute("DELETE FROM found WHERE id IS NULL")
     return {Path(file): int(count) for file, count in refused}
@@ -153,17 +157,17 @@ def _insert_lines(connection: DuckDBPyConnection, paths: list[Path]) -> dict[Pat
 def _add_parquet(gathered: Gathered, path: Path) -> None:
     import duckdb
 
-    connection, problems, strangers = gathered
+    schema, connection, problems, strangers = gathered
     source = "FROM read_parquet($path, hive_partitioning = false)"
-    names = ", ".join(f'"{name}"' for name in COLUMNS)
-    whole = f"schema IS NOT DISTINCT FROM {SCHEMA} AND id IS NOT NULL AND time IS NOT NULL"
+    names = ", ".join(f'"{name}"' for name in schema.columns)
+    whole = f"schema IS NOT DISTINCT FROM {schema.version} AND id IS NOT NULL AND time IS NOT NULL"
     where = {"path": _literal(path)}
     try:
         described = f"SELECT column_name, column_type FROM (DESCRIBE SELECT * {source})"
-        if dict(connection.execute(described, where).fetchall()) != {n: TYPES[kind] for n, kind in COLUMNS.items()}:
+        columns = dict(connection.execute(described, where).fetchall())
+        if columns != _types(schema):
             strangers.append(path)
-            what = f"its columns are not those of schema {SCHEMA}, which this version reads; it was left out."
-            problems.append(_about(path, what))
+            problems.append(_about(path, _other_columns(schema, columns)))
             return
         connection.execute(f"INSERT INTO found SELECT $path, {names} {source} WHERE {whole}", where)
         others = connection.execute(f"SELECT count(*) {source} WHERE NOT ({whole})", where).fetchall()[0][0]
@@ -176,22 +180,29 @@ def _add_parquet(gathered: Gathered, path: Path) -> None:
         problems.append(_about(path, f"not a Parquet file that can be read, and was left out ({first[:200]})."))
 
 
+def _other_columns(schema: Schema, columns: Collection[str]) -> str:
+    other = kind_with(columns)
+    if other is None or other == schema:
+        return f"its columns are not those of schema {schema.version}, which this version reads; it was left out."
+    return f"its rows are of another kind, which belongs into {other.compacted}; it was left out."
+
+
 def _about(path: Path, what: str) -> str:
     name = path.name.encode("utf-8", "backslashreplace").decode()  # not every name can be printed
     return f"{name}: {what}"
 
 
-def _line_pattern() -> str:
+def _line_pattern(schema: Schema) -> str:
     parts = []
-    for name, kind in COLUMNS.items():
-        token = str(SCHEMA) if name == "schema" else _JSON[kind]
+    for name, kind in schema.columns.items():
+        token = str(schema.version) if name == "schema" else _JSON[kind]
         null = "" if name in ("schema", "id", "time") else "|null"
         parts.append(f'"{name}": (?:{token}{null})')
     return r"\{" + ", ".join(parts) + r"\}"
 
 
-def _structure() -> str:
-    return "'" + json.dumps({name: TYPES[kind] for name, kind in COLUMNS.items()}) + "'"
+def _types(schema: Schema) -> dict[str, str]:
+    return {name: TYPES[kind] for name, kind in schema.columns.items()}
 
 
 def _literal(path: Path) -> str:

@@ -1,22 +1,11 @@
-"""One measured row, flat, so that any tool reads it: what was measured, how, on what, and what came out.
-
-`COLUMNS` is the schema: every record has exactly these columns. A column is a str, int, float or bool, or None
-where it does not apply. In JSON, NaN and the infinities are the strings "nan", "inf" and "-inf".
-"""
+"""One measured point, flat, so that any tool reads it: what was measured, how, on what, and what came out."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from typing import Any
+from assay.results.schema import Record as Record
+from assay.results.schema import Schema
 
 SCHEMA = 1
-"""Raised when a column changes its meaning; records of another schema are refused, not guessed at."""
-
-Record = dict[str, Any]
-"""Column → value."""
-
 PROVENANCE: dict[str, type] = {
     "schema": int,
     "id": str,  # of the point: the same point on the same device has the same id, so it is measured once
@@ -106,67 +95,7 @@ MEASURED: dict[str, type] = {
     "inputs_error_max": float,  # golden on the rounded inputs against golden on the inputs before rounding
     "inputs_error_rmse": float,
 }
-_NOT_FINITE = ("nan", "inf", "-inf")
 COLUMNS: dict[str, type] = {**PROVENANCE, **COORDINATES, **PLAN, **MEASURED}
 
-
-def to_json(record: Mapping[str, Any]) -> str:
-    """One line of JSON, checked against the schema."""
-    _check_columns(record)
-    line = json.dumps({name: _checked(name, record[name]) for name in COLUMNS}, ensure_ascii=False, allow_nan=False)
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a record must be text that UTF-8 can write, got {error.object[error.start]!r}") from None
-    return line
-
-
-def from_json(line: str) -> Record:
-    """The record of one line; a ValueError says what is wrong with it."""
-    try:
-        values = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(values, dict) or "schema" not in values:
-        raise ValueError("not a record of Assay: it has no schema")
-    if values["schema"] != SCHEMA:
-        raise ValueError(f"a record of schema {values['schema']!r}; this version reads schema {SCHEMA}")
-    _check_columns(values)
-    return {name: _decoded(name, _checked(name, values[name])) for name in COLUMNS}
-
-
-def _check_columns(record: Mapping[str, Any]) -> None:
-    unknown = [name for name in record if name not in COLUMNS]
-    missing = [name for name in COLUMNS if name not in record]
-    if unknown or missing:
-        raise ValueError(f"a record must have the columns of the schema; unknown: {unknown}, missing: {missing}")
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value as JSON has it; a ValueError if it is not of the column's kind."""
-    kind = COLUMNS[name]
-    if name == "schema" and value != SCHEMA:
-        raise ValueError(f"column schema must be {SCHEMA}, got {value!r}")
-    if value is None and name not in ("schema", "id", "time"):
-        return None
-    if kind is float and type(value) in (int, float):
-        return _as_float(name, value)
-    if kind is float and type(value) is str and value in _NOT_FINITE:
-        return value
-    if type(value) is not kind:
-        raise ValueError(f"column {name} must be {kind.__name__}, got {value!r}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"column {name} must fit into 64 bits, got {value}")
-    return value
-
-
-def _as_float(name: str, value: int | float) -> float | str:
-    try:
-        number = float(value)
-    except OverflowError:
-        raise ValueError(f"column {name} must be a float, got a whole number beyond its range") from None
-    return number if math.isfinite(number) else str(number)
-
-
-def _decoded(name: str, value: Any) -> Any:
-    return float(value) if COLUMNS[name] is float and value is not None else value
+POINTS = Schema(stem="records", version=SCHEMA, columns=COLUMNS, others=("training",))
+to_json, from_json = POINTS.to_json, POINTS.from_json

@@ -1,6 +1,6 @@
 """Judge a file of lines one by one, in Python: slower than DuckDB, but it can say what is wrong and where.
 
-`from_json` has the last word on what a record is.
+`Schema.from_json` has the last word on what a record is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from assay.results.record import from_json, to_json
+from assay.results.record import POINTS
+from assay.results.schema import Schema
 
 _LONGEST = 1 << 20
 """Bytes of a line that may still be a record, which has some 4000. Garbage need not have line ends at all."""
@@ -25,7 +26,7 @@ class Sifted(NamedTuple):
     """Line number from 1, and what is wrong with it."""
 
 
-def sift(path: Path, target: Path) -> Sifted:
+def sift(path: Path, target: Path, schema: Schema = POINTS) -> Sifted:
     """Write the records in `path` to `target`, each as `to_json` writes it; say what is wrong with the other lines."""
     lines = kept = 0
     faults: list[tuple[int, str]] = []
@@ -35,14 +36,14 @@ def sift(path: Path, target: Path) -> Sifted:
                 continue
             lines += 1
             try:
-                good.write(_canonical(line))
+                good.write(_canonical(line, schema))
                 kept += 1
             except ValueError as error:
                 faults.append((number, str(error)))
     return Sifted(lines, kept, faults)
 
 
-def cut_short(path: Path) -> bool:
+def cut_short(path: Path, schema: Schema = POINTS) -> bool:
     """Does the file end within a row of ours? A process that is killed while it writes leaves that."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -52,20 +53,20 @@ def cut_short(path: Path) -> bool:
     if not last or last[: len(beginning)] != beginning[: len(last)]:
         return False
     try:
-        _canonical(last)
+        _canonical(last, schema)
     except ValueError:
         return True
     return False  # only the line's end is missing
 
 
-def _canonical(line: bytes) -> bytes:
+def _canonical(line: bytes, schema: Schema) -> bytes:
     if len(line) > _LONGEST:
         raise ValueError(f"longer than the {_LONGEST} bytes that a record may have")
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"not text in UTF-8 ({error.reason} at byte {error.start})") from None
-    return to_json(from_json(text)).encode() + b"\n"
+    return schema.to_json(schema.from_json(text)).encode() + b"\n"
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

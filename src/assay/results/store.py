@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import json
 import os
 import platform
 import re
@@ -22,7 +21,8 @@ from types import TracebackType
 from typing import Self
 
 from assay.results import claims
-from assay.results.record import COLUMNS, SCHEMA, Record, to_json
+from assay.results.record import POINTS
+from assay.results.schema import Record, Schema
 
 
 class StoreError(Exception):
@@ -30,10 +30,14 @@ class StoreError(Exception):
 
 
 class Store:
-    """The records of one folder. For one thread of a process; a forked child that goes on gets its own file."""
+    """The records of one kind in a folder, which may hold other kinds too.
 
-    def __init__(self, folder: Path) -> None:
+    For one thread of a process; a forked child that goes on gets its own file.
+    """
+
+    def __init__(self, folder: Path, schema: Schema = POINTS) -> None:
         self.folder = Path(folder).absolute()
+        self.schema = schema
         _check_writable(self.folder)
         self._done: set[str] = set()
         self._read: dict[str, tuple[int, int]] = {}  # file → bytes read as whole lines, size at the last look
@@ -44,7 +48,7 @@ class Store:
 
     @property
     def done(self) -> set[str]:
-        """Ids of all whole records in the folder, as of the last `refresh`. The store's own set: do not change it."""
+        """Ids of its whole records in the folder, as of the last `refresh`. The store's own set: do not change it."""
         return self._done
 
     def refresh(self) -> set[str]:
@@ -57,7 +61,7 @@ class Store:
         try:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
-                    if entry.name.endswith(".jsonl") and entry.is_file():
+                    if (entry.name in self._read or self._holds_rows(entry.name)) and entry.is_file():
                         found |= self._refresh_file(entry.name, entry.stat().st_size)
         except OSError as error:
             raise StoreError(
@@ -73,13 +77,8 @@ class Store:
 
         It survives the end of the process, not of the machine: nothing is synced, a row lost is measured again.
         """
-        line = to_json(record).encode() + b"\n"
-        identity = record["id"]
-        if record["schema"] != SCHEMA or not isinstance(identity, str) or not isinstance(record["time"], str):
-            given = {name: record[name] for name in ("schema", "id", "time")}
-            raise ValueError(
-                f"A record to keep must have schema {SCHEMA}, an id and a time, got {given}. Give it these."
-            )
+        line = self.schema.to_json(record).encode() + b"\n"
+        identity: str = record["id"]
         if identity in self._done:
             raise ValueError(f"No row is kept twice, and {identity!r} is done. Look into `done` before measuring.")
         descriptor, path = self._own_file()
@@ -102,13 +101,13 @@ class Store:
 
     @contextlib.contextmanager
     def claim(self, name: str, wait: bool = False) -> Iterator[bool]:
-        """Claim a group of points while it is measured: False if another process of this folder has it.
+        """Claim a group of rows while it is measured: False if another process of this folder has it.
 
         `refresh` after a claim was won: the other may have measured the group just before. With `wait`, wait for the
         other to end. The claim of a process that dies is free at once. See `claims`.
         """
         try:
-            held = claims.acquire(self.folder, name, wait)
+            held = claims.acquire(self.folder, self.schema.stem, name, wait)
         except OSError as error:
             raise StoreError(
                 f"Processes that share a folder need POSIX locks, but {self.folder / '.claims'}: {error}. "
@@ -134,6 +133,9 @@ class Store:
     ) -> None:
         self.close()
 
+    def _holds_rows(self, name: str) -> bool:
+        return name.endswith(".jsonl") and self.schema.owns(name)
+
     def _refresh_file(self, name: str, size: int) -> set[str]:
         start, seen = self._read.get(name, (0, 0))
         if size == seen:
@@ -147,7 +149,7 @@ class Store:
                 if not line.endswith(b"\n"):
                     break
                 start += len(line)
-                identity = _id_of(line)
+                identity = self.schema.id_of(line)
                 if identity is not None:
                     found.add(identity)
         self._read[name] = (start, max(size, start))
@@ -162,7 +164,7 @@ class Store:
         if self._path is None:
             now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
             host = re.sub(r"[^A-Za-z0-9]+", "-", platform.node())[:40].strip("-") or "host"
-            path = self.folder / f"records-{now}-{host}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
+            path = self.folder / f"{self.schema.stem}-{now}-{host}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
             try:
@@ -194,15 +196,3 @@ def _check_writable(folder: Path) -> None:
             f"The results need a folder that can be written to, but {folder}: {error.strerror or error}. "
             "Choose another folder, or make room or change the permissions of this one."
         ) from error
-
-
-def _id_of(line: bytes) -> str | None:
-    """The id of a whole record of this schema; None for anything else."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict) or values.get("schema") != SCHEMA or values.keys() != COLUMNS.keys():
-        return None
-    identity = values["id"]
-    return identity if isinstance(identity, str) else None

@@ -17,10 +17,10 @@ from assay.cases.attention.blocks import Block, block_from_sram, check_block, sq
 from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, captured, check_inputs
 from assay.cases.attention.kernels import OURS, Kernel, available_kernels
 from assay.cases.attention.plan import FORWARD_STEPS, Plan
+from assay.cases.attention.plans import high_format, named_plan
 from assay.flash.checks import LARGEST_DIM
 from assay.formats.catalog import get
 from assay.sweeps.measure import TENSORS
-from assay.sweeps.plans import high_format, named_plan
 from assay.sweeps.point import FLASH, Point
 
 STEPS = tuple(step for step in FORWARD_STEPS if step not in ("inputs", "accumulator"))
@@ -43,7 +43,7 @@ class Sweep:
     inputs: tuple[str, ...] = ("uniform", "normal")
     formats: tuple[str, ...] = ("bf16",)
     plans: tuple[str, ...] = ("uniform", "fp32_state", "shipped")
-    """See `plans.named_plan`."""
+    """See `cases.attention.plans.named_plan`."""
     baselines: tuple[str, ...] = ("eager",)
     """Plans of the baseline: as PyTorch's operators do it ("eager"), or with every step rounded ("uniform")."""
     order: str = "fa1"

@@ -1,0 +1,85 @@
+"""Paired trainings: the arms of the paper's Figure 8, at three sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from assay.training.training import Pair, PairStudy, Training
+
+_ASKED = (
+    "Does the deviation of Flash Attention reach the trained weights, and is that more than another initialisation or "
+    "low precision would do (the paper's section V, Figures 7 and 8)?"
+)
+BASE = "standard bf16"
+
+
+def figure_8(base: Training, seeds: int, every: int, more: bool = False) -> PairStudy:
+    """The paper's arms and their controls; with `more` FP8, other blocks and another order of the data as well.
+
+    `base` is trained with standard attention under BF16; every other training differs from it, or from the same in
+    FP32, in one thing.
+    """
+    fp32, fp16 = replace(base, precision="fp32"), replace(base, precision="fp16")
+    trainings = {
+        BASE: base,
+        "again": base,
+        "flash bf16": replace(base, attention="flash"),
+        "other initialisation": replace(base, init_seed=base.init_seed + 1),
+        "standard fp32": fp32,
+        "standard fp16": fp16,
+        "fp32, skipping like fp16": replace(fp32, skips_like="standard fp16"),
+    }
+    pairs = [
+        Pair(name="null", arm="again", reference=BASE, several=True),
+        Pair(name="flash", arm="flash bf16", reference=BASE),
+        Pair(name="other initialisation", arm="other initialisation", reference=BASE),
+        Pair(name="BF16 ↔ FP32", arm=BASE, reference="standard fp32"),
+        Pair(name="FP16 ↔ FP32", arm="standard fp16", reference="standard fp32"),
+        Pair(name="skipped steps alone", arm="fp32, skipping like fp16", reference="standard fp32"),
+        Pair(
+            name="FP16 ↔ FP32, same steps",
+            arm="standard fp16",
+            reference="fp32, skipping like fp16",
+            several=True,  # who skips by itself, and who like another
+        ),
+    ]
+    if more:
+        trainings |= {
+            "standard fp8": replace(base, precision="fp8"),
+            "blocks of 32": replace(base, attention="tiled shipped bf16 32x32"),
+            "every step in bf16": replace(base, attention="tiled uniform bf16 64x64"),
+            "other order": replace(base, order_seed=base.order_seed + 1),
+        }
+        pairs += [
+            Pair(name="FP8 ↔ BF16", arm="standard fp8", reference=BASE),
+            Pair(name="flash, blocks of 32", arm="blocks of 32", reference=BASE),
+            Pair(name="flash, every step in bf16", arm="every step in bf16", reference=BASE),
+            Pair(name="other order", arm="other order", reference=BASE),
+        ]
+    return PairStudy(asked=_ASKED, trainings=trainings, pairs=tuple(pairs), seeds=tuple(range(seeds)), every=every)
+
+
+def quick() -> PairStudy:
+    """A text-to-image model on a laptop: about a minute."""
+    return figure_8(Training(size="300k", steps=60, batch=8, warmup=10, learning_rate=2e-3), seeds=3, every=20)
+
+
+def paper() -> PairStudy:
+    """A text-to-image model of a million parameters, with more arms: half an hour on a laptop."""
+    return figure_8(Training(size="1m", steps=200, batch=16), seeds=3, every=25, more=True)
+
+
+def full() -> PairStudy:
+    """A hundred million parameters at 256 tokens of image, for a GPU."""
+    base = Training(size="100m", image=64, steps=300, batch=32, warmup=30, learning_rate=3e-4)
+    return figure_8(base, seeds=3, every=25, more=True)
+
+
+def gpt() -> PairStudy:
+    """A decoder on text."""
+    base = Training(task="gpt", data="python", size="1m", steps=200, batch=16)
+    return figure_8(base, seeds=3, every=25)
+
+
+PAIR_RECIPES: dict[str, Callable[[], PairStudy]] = {"quick": quick, "paper": paper, "full": full, "gpt": gpt}

@@ -1,0 +1,1 @@
+"""Trainings that differ in one thing, and how their weights part."""

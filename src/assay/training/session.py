@@ -1,0 +1,257 @@
+"""The trainings of a study, one seed at a time: side by side in memory, or one after the other through snapshots.
+
+Whatever stops it, the same call goes on: rows are appended as they are measured, and the trainings are saved now and
+then. What was trained after the last save is trained again, to the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from assay.executors.local import run_tasks
+from assay.results.record import Record
+from assay.results.store import Store
+from assay.results.training_record import TRAINING
+from assay.training import checkpoints, snapshots
+from assay.training.blame import Diverged
+from assay.training.determinism import deterministic
+from assay.training.observation import KINDS, Observation, Sorted, differences, observe
+from assay.training.rows import Rows, is_of_run
+from assay.training.run import Run
+from assay.training.samples import save_samples
+from assay.training.tasks import find_task
+from assay.training.training import Pair, PairStudy
+
+SAVE_EVERY = 60.0
+"""Seconds from one save to the next."""
+Tell = Callable[[int, str], None]
+"""Told now and then: how many steps of all trainings are done, and what the last one was like, if that is known."""
+
+
+class Outcome(NamedTuple):
+    """How a study ended."""
+
+    finished: bool
+    """False if time ran out: the same call goes on."""
+    stopped: dict[str, str]
+    """Trainings that ended early, "name, seed 1", and why."""
+    apart: bool
+    """Whether they ran one after the other, for want of memory."""
+
+
+class _Task(NamedTuple):
+    """One seed, as a worker takes it."""
+
+    study: PairStudy
+    seed: int
+    folder: Path
+    device: str
+    recipe: str
+    deadline: float | None
+
+
+def run_pairs(
+    study: PairStudy,
+    folder: Path,
+    device: str,
+    *,
+    recipe: str = "",
+    seconds: float | None = None,
+    jobs: int = 1,
+    tell: Tell = lambda done, words: None,
+) -> Outcome:
+    """Train what `folder` lacks of the study, `jobs` seeds at a time; with `seconds`, for about so long, then save."""
+    deadline = None if seconds is None else time.time() + seconds
+    tasks = [_Task(study, seed, folder, device, recipe, deadline) for seed in study.seeds]
+    if any(training.change is not None for training in study.trainings.values()):
+        jobs = 1  # a function of the user's cannot go to another process
+    with Store(folder, TRAINING) as store:
+        here = _Here(store, tell)
+        function = here.train if jobs == 1 or len(tasks) == 1 else _train
+        found = [outcome for _, outcome in run_tasks(function, tasks, jobs, here.look)]
+    stopped = {name: why for outcome in found for name, why in outcome.stopped.items()}
+    return Outcome(all(o.finished for o in found), stopped, any(o.apart for o in found))
+
+
+class _Here:
+    """Trains in this process, or looks on while others do."""
+
+    def __init__(self, store: Store, tell: Tell) -> None:
+        self.store, self.tell, self.in_time = store, tell, True
+        self.done = sum(map(is_of_run, store.done))
+        tell(self.done, "")
+
+    def look(self) -> None:
+        """Count the steps that workers have written."""
+        self.done += sum(map(is_of_run, self.store.refresh()))
+        self.tell(self.done, "")
+
+    def train(self, task: _Task) -> Outcome:
+        """Nothing once time ran out in a seed before: every step of another would come too late."""
+        outcome = _train(task, self.store, self._told) if self.in_time else Outcome(False, {}, False)
+        self.in_time = outcome.finished
+        return outcome
+
+    def _told(self, words: str) -> None:
+        self.done += 1
+        self.tell(self.done, words)
+
+
+def _train(task: _Task, store: Store | None = None, told: Callable[[str], None] = lambda words: None) -> Outcome:
+    rows = Rows(task.study, task.recipe, task.seed, task.device)
+    with deterministic():
+        if store is not None:
+            session = Session(task.study, rows, store, task.folder, task.device, task.deadline, told)
+            return session.outcome()
+        with Store(task.folder, TRAINING) as own:
+            return Session(task.study, rows, own, task.folder, task.device, task.deadline, told).outcome()
+
+
+def _steps(study: PairStudy) -> int:
+    return next(iter(study.trainings.values())).steps
+
+
+class Session:
+    """One seed of a study."""
+
+    def __init__(
+        self,
+        study: PairStudy,
+        rows: Rows,
+        store: Store,
+        folder: Path,
+        device: str,
+        deadline: float | None,
+        told: Callable[[str], None],
+    ) -> None:
+        self.study, self.rows, self.store, self.deadline, self.told = study, rows, store, deadline, told
+        self.trainings = {name: t.reseeded(rows.seed) for name, t in study.trainings.items()}
+        self.device = torch.device(device)
+        self.samples = folder / "samples"
+        self.saves = folder / "checkpoints" / f"seed-{rows.seed}"
+        self.snapshots = folder / "snapshots" / f"seed-{rows.seed}"
+        self.stopped: dict[str, str] = {}
+        self.apart = not snapshots.fits(self.trainings, self.device)
+
+    def outcome(self) -> Outcome:
+        """Train, and say how it went."""
+        finished = self.run()
+        return Outcome(finished, {f"{n}, seed {self.rows.seed}": why for n, why in self.stopped.items()}, self.apart)
+
+    def run(self) -> bool:
+        """Whether it came to its end."""
+        groups = [[name] for name in self._order()] if self.apart else [self._order()]
+        for group in groups:
+            runs = {name: Run(self.trainings[name], find_task(self.trainings[name]), self.device) for name in group}
+            if not self._train(runs):
+                return False
+        if self.apart:
+            self._compare_snapshots()
+        return True
+
+    def _order(self) -> list[str]:
+        """Whoever skips like another comes after it."""
+        return sorted(self.trainings, key=lambda name: self.trainings[name].skips_like is not None)
+
+    def _train(self, runs: dict[str, Run]) -> bool:
+        place = self.saves / snapshots.safe_name("-".join(runs)) if self.apart else self.saves
+        checkpoints.load(place, runs, self.rows.identity)
+        self._stop_again(runs)
+        saved, steps = time.monotonic(), _steps(self.study)
+        while (step := max(run.step for run in runs.values())) < steps and not self.stopped.keys() >= runs.keys():
+            for name, run in runs.items():
+                if name not in self.stopped:
+                    self._advance(name, run, runs, step)
+            if self._compared_at(step + 1):
+                self._look(runs, step + 1)
+            late = self.deadline is not None and time.time() > self.deadline
+            if late or step + 1 == steps or time.monotonic() - saved > SAVE_EVERY:
+                checkpoints.save(place, runs, self.rows.identity)
+                saved = time.monotonic()
+            if late and step + 1 < steps:
+                return False
+        if self.rows.seed == self.study.seeds[0]:
+            whole = {name: run for name, run in runs.items() if name not in self.stopped}
+            save_samples(self.samples, whole, self.rows.seed)
+        return True
+
+    def _stop_again(self, runs: dict[str, Run]) -> None:
+        """Trainings that were stopped before the save are behind the others: their next step says why once more."""
+        for name, run in runs.items():
+            if run.step < max(other.step for other in runs.values()):
+                self._advance(name, run, runs, run.step)
+
+    def _advance(self, name: str, run: Run, runs: dict[str, Run], step: int) -> None:
+        leader = run.training.skips_like
+        try:
+            progress = run.advance(skip=leader is not None and step in self._skips(leader, runs))
+        except Diverged as error:
+            self.stopped[name] = str(error)
+            return
+        held_out = run.held_out() if self._compared_at(run.step) else None
+        new = self._keep([self.rows.of_run(name, run, progress, held_out)])
+        if self.apart:
+            snapshots.save_skips(self.snapshots, name, run.skipped)
+        if new:
+            self.told(f"{name}: loss {progress.loss:.3f}, {1 / max(progress.seconds, 1e-9):.1f} steps/s")
+
+    def _skips(self, leader: str, runs: dict[str, Run]) -> list[int]:
+        return runs[leader].skipped if leader in runs else snapshots.load_skips(self.snapshots, leader)
+
+    def _compared_at(self, step: int) -> bool:
+        return step == 1 or step % self.study.every == 0 or step == _steps(self.study)
+
+    def _look(self, runs: dict[str, Run], step: int) -> None:
+        seen = {name: observe(run) for name, run in runs.items() if name not in self.stopped}
+        if self.apart:
+            for name, observation in seen.items():
+                snapshots.save(self.snapshots, name, step, observation)
+        else:
+            self._compare(seen, runs, step)
+
+    def _compare(self, seen: dict[str, Observation], runs: dict[str, Run], step: int) -> None:
+        pairs = [pair for pair in self.study.pairs if pair.arm in seen and pair.reference in seen]
+        for kind in KINDS:
+            ordered = Sorted()  # of one kind at a time: memory
+            for pair in pairs:
+                one, other = seen[pair.arm][kind], seen[pair.reference][kind]
+                self._keep(self._differences(pair, runs[pair.arm], step, kind, one, other, ordered))
+
+    def _differences(
+        self,
+        pair: Pair,
+        arm: Run,
+        step: int,
+        kind: str,
+        one: dict[str, Tensor],
+        other: dict[str, Tensor],
+        ordered: Sorted | None = None,
+    ) -> Iterable[Record]:
+        began = time.perf_counter()
+        found = differences(one, other, ordered)
+        seconds = (time.perf_counter() - began) / max(1, len(found))
+        for difference in found:
+            yield self.rows.of_pair(pair, arm, step, kind, difference, seconds)
+
+    def _compare_snapshots(self) -> None:
+        for pair in self.study.pairs:
+            arm = Run(self.trainings[pair.arm], find_task(self.trainings[pair.arm]), torch.device("cpu"))
+            for step in range(1, _steps(self.study) + 1):
+                if self._compared_at(step):
+                    one, other = (snapshots.load(self.snapshots, name, step) for name in (pair.arm, pair.reference))
+                    if one is not None and other is not None:
+                        for kind in KINDS:
+                            self._keep(self._differences(pair, arm, step, kind, one[kind], other[kind]))
+
+    def _keep(self, rows: Iterable[Record]) -> int:
+        """How many of them are new; a step that is trained again has its rows already."""
+        new = [row for row in rows if row["id"] not in self.store.done]
+        for row in new:
+            self.store.append(row)
+        return len(new)

@@ -1,0 +1,24 @@
+"""Sizes small enough for a test, on one thread: several would wait for each other, and for whatever else runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.training import small
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(small.text_to_image_sizes, "dot", small.IMAGES)
+    monkeypatch.setitem(small.gpt_sizes, "dot", small.TOKENS)
