@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from assay.models.gpt import gpt_sizes
+from assay.models.text_to_image import text_to_image_sizes
 from tests.training import small
 
 
@@ -20,5 +22,5 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(small.text_to_image_sizes, "dot", small.IMAGES)
-    monkeypatch.setitem(small.gpt_sizes, "dot", small.TOKENS)
+    monkeypatch.setitem(text_to_image_sizes, "dot", small.IMAGES)
+    monkeypatch.setitem(gpt_sizes, "dot", small.TOKENS)

@@ -15,12 +15,14 @@ import pytest
 import torch
 from torch import nn
 
+from assay.models.text_to_image import text_to_image_sizes
 from assay.training import session, snapshots
 from assay.training.observation import KINDS
-from assay.training.session import run_pairs
+from assay.training.session import Outcome, run_pairs
 from assay.training.training import Pair, PairStudy, Training
 from tests.training.small import (
     BASE,
+    IMAGES,
     SKIPPING,
     TEXT,
     assert_same_bits,
@@ -38,9 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the control study, never interrupted."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        from tests.training import small
-
-        patch.setitem(small.text_to_image_sizes, "dot", small.IMAGES)
+        patch.setitem(text_to_image_sizes, "dot", IMAGES)
         assert run_pairs(control_study(), folder, "cpu", recipe="mine") == (True, {}, False)
     return folder
 
@@ -124,15 +124,20 @@ def test_what_is_done_is_not_done_again(finished: Path) -> None:
 def test_apart_gives_the_same_rows(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "fits", lambda trainings, device: False)
     told: list[int] = []
-    first = run_pairs(
-        control_study(), tmp_path, "cpu", recipe="mine", seconds=0, tell=lambda done, words: told.append(done)
-    )
-    assert first == (False, {}, True)
-    rest = run_pairs(
-        control_study(), tmp_path, "cpu", recipe="mine", tell=lambda done, words: told.append(done)
-    )
-    assert rest == (True, {}, True)
-    assert told == [*range(7), *range(6, 31)]
+
+    def run(seconds: float | None) -> Outcome:
+        return run_pairs(
+            control_study(),
+            tmp_path,
+            "cpu",
+            recipe="mine",
+            seconds=seconds,
+            tell=lambda done, words: told.append(done),
+        )
+
+    assert run(0) == (False, {}, True)
+    assert run(None) == (True, {}, True)
+    assert told == [0, 1, *range(1, 31)]
     assert figures(rows_of(tmp_path)) == figures(rows_of(finished))
 
 
@@ -145,8 +150,10 @@ def test_every_seed_is_its_own_and_another_study_is_refused(tmp_path: Path) -> N
         every=1,
     )
     told: list[int] = []
+    assert not run_pairs(study, tmp_path, "cpu", seconds=0, tell=lambda done, words: told.append(done)).finished
+    assert told == [0, 1, 2]  # time ran out in the first seed: the second has not begun
     assert run_pairs(study, tmp_path, "cpu", tell=lambda done, words: told.append(done)).finished
-    assert told == list(range(9))
+    assert told == [0, 1, 2, *range(2, 9)]
     losses = {row["seed"]: row["loss"] for row in rows_of(tmp_path) if row["arm"] == "a" and row["step"] == 2}
     assert losses[0] != losses[1]
     other = replace(study, trainings={n: replace(t, learning_rate=1e-4) for n, t in study.trainings.items()})
@@ -250,12 +257,10 @@ def test_skipped_steps_are_copied_exactly(apart: bool, tmp_path: Path, monkeypat
     assert skipped["control"] == skipped["low"]
     assert 0 < skipped["low"][-1] < 8
     assert skipped["fp32"] == [0] * 8
-    by_pair = {
-        row["step"]: row["max"]
-        for row in rows_of(tmp_path)
-        if row["pair"] == "skipped" and row["kind"] == "weights" and row["layer"] == ""
-    }
-    assert by_pair[8] > 0
+    (weights,) = (
+        row for row in rows_of(tmp_path) if row["kind"] == "weights" and row["layer"] == "" and row["step"] == 8
+    )
+    assert weights["max"] > 0
 
 
 def test_arms_see_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

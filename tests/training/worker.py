@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from assay.models.text_to_image import text_to_image_sizes
 from assay.training import checkpoints, session
 from tests.training import small
 
@@ -36,6 +37,6 @@ def in_a_save(done: int, words: str) -> None:
 if __name__ == "__main__":
     folder, place = sys.argv[1:]
     torch.set_num_threads(1)
-    small.text_to_image_sizes["dot"] = small.IMAGES
+    text_to_image_sizes["dot"] = small.IMAGES
     tell = {"between saves": between_saves, "in a save": in_a_save}[place]
     session.run_pairs(small.control_study(), Path(folder), "cpu", tell=tell)

@@ -36,6 +36,7 @@ def pair(
     from dataclasses import replace
 
     from assay.cli.devices import find_device
+    from assay.cli.reporting import conclude
     from assay.recipes.files import find_recipe
     from assay.recipes.pairs import PAIR_RECIPES
     from assay.results.lines import all_records
@@ -52,6 +53,8 @@ def pair(
     outcome = train("pair", study, folder, place, recipe, None if minutes is None else minutes * 60, jobs)
     rows = [row for row in all_records(folder, TRAINING) if row["recipe"] == recipe]
     tell(rows, as_json)
+    if outcome.finished:
+        conclude("pair", folder, asked=study.asked, as_json=as_json, claims=False)
     finish("pair", outcome, rows, folder)
 
 

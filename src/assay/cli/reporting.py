@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from assay.cli.messages import errors, progress_bar, refusing
+from assay.cli.messages import errors, progress_bar, refusing, this_command
 from assay.results.record import MEASURED
 
 if TYPE_CHECKING:
-    from assay.results.reader import Reading
     from assay.results.record import Record
 
 _ASKED = "study.json"
@@ -31,6 +30,8 @@ _FIGURES = (
     *(name for name in MEASURED if not name.endswith("_nonfinite")),
 )
 """What a record must have for the page: the schema allows that columns are empty."""
+_PLACE = ("arm", "seed", "step", "kind", "layer", "recipe", "model", "steps", "device")
+_COMPARED = ("count", "max", "rmse", "w1", "std", "relative_w1", "relative_rmse")
 _NEEDED = ("duckdb", "plotly", "matplotlib")
 _COLOURS = {
     "holds": "green",
@@ -69,41 +70,86 @@ def _remembered(folder: Path) -> tuple[str, str]:
         return "What do the records in this folder say?", ""
 
 
-def write(folder: Path) -> tuple[Reading, Path]:
+class Written(NamedTuple):
+    """A report, and the records that it is made of."""
+
+    page: Path
+    rows: list[Record]
+    training: list[Record]
+    problems: list[str]
+
+
+def write(folder: Path) -> Written:
     """Read the folder's records and write its page, with a progress bar."""
     from assay.report.attribution import attribute
     from assay.report.build import write_report
     from assay.report.claims import judge, verdict
-    from assay.results.reader import Reading, read_records
+    from assay.report.pictures import read_pictures
+    from assay.results.reader import read_records
+    from assay.results.training_record import TRAINING
 
-    reading = read_records(folder)
-    rows = [row for row in reading.rows if all(row[name] is not None for name in _FIGURES)]
-    problems = list(reading.problems)
-    if len(rows) < len(reading.rows):
-        problems.append(f"{len(reading.rows) - len(rows)} records lack some of their figures and were left out.")
+    points, trained = read_records(folder), read_records(folder, schema=TRAINING)
+    rows, training = list(filter(_has_figures, points.rows)), list(filter(_has_training, trained.rows))
+    pictures, missing = read_pictures(folder)
+    problems = [*points.problems, *trained.problems, *missing]
+    lacking = len(points.rows) + len(trained.rows) - len(rows) - len(training)
+    if lacking:
+        problems.append(f"{lacking} records lack some of their figures and were left out.")
     for problem in problems:
         errors.print(f"[yellow]{escape(problem)}[/]", soft_wrap=True)
-    if not rows:
+    if not rows and not training:
         raise ValueError(f"There are no records in {folder}. Make some with: assay sweep precision --out {folder}")
     asked, command = _remembered(folder)
     with progress_bar() as progress:
         task = progress.add_task("drawing", total=None)
         page = write_report(
             rows,
-            judge(rows),
+            judge(rows, training),
             attribute(rows),
             folder,
             asked=asked,
-            verdict=verdict(rows),
+            verdict=verdict(rows, training),
             problems=problems,
             command=command,
+            training=training,
+            pictures=pictures,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
-    return Reading(rows, problems), page
+    return Written(page, rows, training, problems)
+
+
+def _has_figures(row: Record) -> bool:
+    return all(row[name] is not None for name in _FIGURES)
+
+
+def _has_training(row: Record) -> bool:
+    """A row about a pair needs what was compared, one about a run nothing but its place."""
+    needed = _PLACE if row["pair"] is None else (*_PLACE, *_COMPARED)
+    return all(row[name] is not None for name in needed) and (row["pair"] is not None or row["kind"] == "run")
+
+
+def conclude(command: str, folder: Path, *, asked: str, as_json: bool, claims: bool) -> None:
+    """What a study or a pair ends with: its page, or how to get one; and before it the claims."""
+    from assay.results.lines import all_records
+    from assay.results.training_record import TRAINING
+
+    missing = can_report()
+    with refusing(command, ValueError, OSError):
+        remember(folder, asked=asked, command=this_command())
+        written = None if missing else write(folder)
+        if claims and written is None:
+            print_claims(all_records(folder), all_records(folder, TRAINING), as_json)
+        elif claims and written is not None:
+            print_claims(written.rows, written.training, as_json)
+    if written is None:
+        words = f"No page: {missing}. Elsewhere, `assay report {folder}` makes it from the records."
+        errors.print(words, soft_wrap=True, markup=False)
+    elif not as_json:
+        typer.echo(f"Report: {written.page.resolve()}")
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a sweep or a study.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a sweep, a study or a pair.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the page's path and the problems as JSON.")] = False,
 ) -> None:
     """Make the page, the Markdown and the figures from the records alone. Needs no torch."""
@@ -111,21 +157,22 @@ def report(
         missing = can_report()
         if missing:
             raise ValueError(missing)
-        reading, page = write(folder)
+        written = write(folder)
     if as_json:
-        found = {"report": str(page.resolve()), "records": len(reading.rows), "problems": reading.problems}
+        records = len(written.rows) + len(written.training)
+        found = {"report": str(written.page.resolve()), "records": records, "problems": written.problems}
         typer.echo(json.dumps(found))
     else:
-        typer.echo(f"Report: {page.resolve()}")
+        typer.echo(f"Report: {written.page.resolve()}")
 
 
-def print_claims(rows: Sequence[Record], as_json: bool) -> None:
+def print_claims(rows: Sequence[Record], training: Sequence[Record], as_json: bool) -> None:
     """The claims table and the verdict."""
     from assay.report.claims import judge, verdict
 
-    claims = judge(rows)
+    claims, said = judge(rows, training), verdict(rows, training)
     if as_json:
-        typer.echo(json.dumps({"verdict": verdict(rows), "claims": [asdict(claim) for claim in claims]}))
+        typer.echo(json.dumps({"verdict": said, "claims": [asdict(claim) for claim in claims]}))
         return
     console = Console()
     for claim in claims:
@@ -136,4 +183,4 @@ def print_claims(rows: Sequence[Record], as_json: bool) -> None:
         )
         for line in (*claim.ours, claim.because):
             console.print(Padding(escape(line), (0, 0, 0, 4)))
-    console.print(f"\n[bold]{escape(verdict(rows))}[/]")
+    console.print(f"\n[bold]{escape(said)}[/]")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.messages import errors, refusing, this_command
+from assay.cli.messages import refusing
 from assay.cli.sweep import OUT_HELP
 
 
@@ -23,10 +23,9 @@ def study(
     Stopped at any moment, the same command goes on where it was.
     """
     from assay.cli.devices import find_device
-    from assay.cli.reporting import can_report, print_claims, remember, write
+    from assay.cli.reporting import conclude
     from assay.cli.running import check, run_sweeps
     from assay.recipes.study import find_study
-    from assay.results.lines import all_records
 
     with refusing("study", ValueError):
         found = find_study(recipe)
@@ -34,16 +33,5 @@ def study(
     file, _, function = recipe.partition(":")
     folder = out or Path("runs") / "-".join(filter(None, (Path(file).stem, function)))
     rows = run_sweeps("study", found.sweeps, folder, place, jobs)
-    missing = can_report()
-    with refusing("study", ValueError, OSError):
-        remember(folder, asked=found.asked, command=this_command())
-        if missing:
-            print_claims(all_records(folder), as_json)
-            words = f"No page: {missing}. Elsewhere, `assay report {folder}` makes it from the records."
-            errors.print(words, soft_wrap=True, markup=False)
-        else:
-            reading, page = write(folder)
-            print_claims(reading.rows, as_json)
-            if not as_json:
-                typer.echo(f"Report: {page.resolve()}")
+    conclude("study", folder, asked=found.asked, as_json=as_json, claims=True)
     check("study", rows)

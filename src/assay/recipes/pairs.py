@@ -14,7 +14,7 @@ _ASKED = (
 BASE = "standard bf16"
 
 
-def figure_8(base: Training, seeds: int, every: int, more: bool = False) -> PairStudy:
+def figure_8(base: Training, seeds: int = 3, every: int = 40, more: bool = False) -> PairStudy:
     """The paper's arms and their controls; with `more` FP8, other blocks and another order of the data as well.
 
     `base` is trained with standard attention under BF16; every other training differs from it, or from the same in
@@ -62,24 +62,24 @@ def figure_8(base: Training, seeds: int, every: int, more: bool = False) -> Pair
 
 def quick() -> PairStudy:
     """A text-to-image model on a laptop: about a minute."""
-    return figure_8(Training(size="300k", steps=60, batch=8, warmup=10, learning_rate=2e-3), seeds=3, every=20)
+    return figure_8(Training(size="300k", steps=60, batch=8, warmup=10, learning_rate=2e-3), every=20)
 
 
 def paper() -> PairStudy:
     """A text-to-image model of a million parameters, with more arms: half an hour on a laptop."""
-    return figure_8(Training(size="1m", steps=200, batch=16), seeds=3, every=25, more=True)
+    return figure_8(Training(size="1m", steps=200, batch=16), more=True)
 
 
 def full() -> PairStudy:
     """A hundred million parameters at 256 tokens of image, for a GPU."""
     base = Training(size="100m", image=64, steps=300, batch=32, warmup=30, learning_rate=3e-4)
-    return figure_8(base, seeds=3, every=25, more=True)
+    return figure_8(base, more=True)
 
 
 def gpt() -> PairStudy:
     """A decoder on text."""
     base = Training(task="gpt", data="python", size="1m", steps=200, batch=16)
-    return figure_8(base, seeds=3, every=25)
+    return figure_8(base)
 
 
 PAIR_RECIPES: dict[str, Callable[[], PairStudy]] = {"quick": quick, "paper": paper, "full": full, "gpt": gpt}

@@ -33,7 +33,8 @@ def write_report(
 ) -> Path:
     """Write index.html, report.md and figures/ into the folder, each file whole or not at all; the page's path.
 
-    `training` has the rows of paired training, `pictures` what the trained models painted. `progress` is told how many of the figures' files are written.
+    `training` has the rows of paired training, `pictures` what the trained models painted. `progress` is told how many
+    of the figures' files are written.
     """
     if not rows and not training:
         raise ValueError(

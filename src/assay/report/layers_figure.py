@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from assay.report.charts import Chart, Series, Variant
-from assay.report.estimates import Estimate, estimate_size
+from assay.report.estimates import estimate_size
 from assay.report.pair_summary import FLASH, NULL
-from assay.report.training_rows import described, studies, whole
+from assay.report.training_rows import described, series_of, studies, whole
 from assay.results.record import Record
 
 _Sums = dict[tuple[str, int, int], list[float]]
@@ -70,21 +70,7 @@ def _variant(choices: tuple[tuple[str, str], ...], rows: Sequence[Record]) -> Va
 
 def _series(layer: str, found: dict[int, list[float]]) -> Series:
     points = [(step, at) for step, values in sorted(found.items()) if (at := estimate_size(values)) is not None]
-    return Series(
-        name=layer,
-        x=tuple(float(step) for step, _ in points),
-        seeds=tuple(at.seeds for _, at in points),
-        **_columns(at for _, at in points),
-    )
-
-
-def _columns(points: Iterable[Estimate]) -> dict[str, tuple[float, ...]]:
-    found = list(points)
-    return {
-        "y": tuple(at.value for at in found),
-        "low": tuple(at.low for at in found),
-        "high": tuple(at.high for at in found),
-    }
+    return series_of(layer, points)
 
 
 def _over(difference: float, spread: float) -> float:

@@ -25,31 +25,76 @@
     return made;
   }
 
+  function hovers(chart, series) {
+    return series.y.map((y, i) => [
+      ...(series.name ? [plain(series.name)] : []),
+      `${plain(chart.x_title)}: ${plain(say(series.x[i]))}`,
+      `<b>${number(y)}</b> [${number(series.low[i])}, ${number(series.high[i])}]`,
+      `${series.seeds[i]} seeds, 95% interval`,
+      ...(series.extra.length && series.extra[i] ? [plain(series.extra[i], 80)] : []),
+    ].join("<br>"));
+  }
+
+  // The interval around a line: there and back again. A log axis has no place for 0, and clips what is far below.
+  function band(series, state) {
+    const kept = series.y.map((_, i) => i).filter((i) => !state.log || series.y[i] > 0);
+    const back = [...kept].reverse();
+    const low = (i) => (state.log ? Math.max(series.low[i], series.y[i] * 1e-6) : series.low[i]);
+    const channels = colour(series).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
+    return {
+      type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 0 }, fill: "toself",
+      fillcolor: `rgba(${channels.join(",")},0.16)`,
+      x: [...kept, ...back].map((i) => series.x[i]),
+      y: [...kept.map((i) => series.high[i]), ...back.map(low)],
+      visible: !state.hidden.has(series.name),
+    };
+  }
+
+  // A row for each series, a column for each place; on a log scale the colour is that of the exponent.
+  function heat(chart, state) {
+    const { series } = state.variant;
+    const places = [...new Set(series.flatMap((each) => each.x))].sort((a, b) => a - b);
+    const at = (each, values) => places.map((x) => values[each.x.indexOf(x)] ?? null);
+    const shade = (value) => (value === null ? null : !state.log ? value : value > 0 ? Math.log10(value) : null);
+    const z = series.map((each) => at(each, each.y).map(shade));
+    const found = z.flat().filter((value) => value !== null);
+    const [low, high] = [Math.min(...found), Math.max(...found)];
+    const ticks = state.log && found.length ? logTicks([low, high]) : { tickmode: "auto" };
+    return [{
+      type: "heatmap", z, x: places.map(String), y: series.map((each) => plain(each.name, 28)),
+      customdata: series.map((each) => at(each, hovers(chart, each))),
+      hovertemplate: "%{customdata}<extra></extra>", hoverongaps: false, xgap: 1, ygap: 1,
+      colorscale: [[0, css("--heat-low")], [0.6, css("--series-0")], [1, css("--heat-high")]],
+      colorbar: { thickness: 12, outlinewidth: 0, tickfont: { color: css("--soft"), size: 12 }, exponentformat: "power",
+                  title: { text: plain(chart.y_title), side: "right", font: { color: css("--soft"), size: 13 } },
+                  ...ticks, ...(ticks.tickvals ? { tickvals: ticks.tickvals.map(Math.log10) } : state.log ? { tickprefix: "10^" } : {}) },
+    }];
+  }
+
   function traces(chart, state) {
+    if (chart.kind === "heat") return heat(chart, state);
+    const lines = linesOrBars(chart, state);
+    return chart.band ? [...state.variant.series.map((series) => band(series, state)), ...lines] : lines;
+  }
+
+  function linesOrBars(chart, state) {
     const base = chart.reference;
     return state.variant.series.map((series) => {
       const bar = chart.kind === "bar";
       const paint = colour(series);
       const above = series.y.map((y, i) => series.high[i] - y);
       const below = series.y.map((y, i) => y - series.low[i]);
-      const hover = series.y.map((y, i) => [
-        ...(series.name ? [plain(series.name)] : []),
-        `${plain(chart.x_title)}: ${plain(say(series.x[i]))}`,
-        `<b>${number(y)}</b> [${number(series.low[i])}, ${number(series.high[i])}]`,
-        `${series.seeds[i]} seeds, 95% interval`,
-        ...(series.extra.length && series.extra[i] ? [plain(series.extra[i], 80)] : []),
-      ].join("<br>"));
       return {
         type: bar ? "bar" : "scatter",
         name: plain(series.name),
         x: series.x,
         y: bar && base !== null ? series.y.map((y) => y - base) : series.y,
         ...(bar && base !== null ? { base } : {}),
-        ...(bar ? {} : { mode: "lines+markers", line: { color: paint, width: 2, dash: series.dash } }),
+        ...(bar ? {} : { mode: series.x.length > 30 ? "lines" : "lines+markers", line: { color: paint, width: 2, dash: series.dash } }),
         marker: bar ? { color: paint } : { color: paint, size: 8, symbol: series.marker },
-        error_y: { type: "data", symmetric: false, array: above, arrayminus: below, thickness: 1.3, width: 4,
-                   color: bar ? css("--ink") : paint },
-        customdata: hover,
+        ...(chart.band ? {} : { error_y: { type: "data", symmetric: false, array: above, arrayminus: below, thickness: 1.3, width: 4,
+                   color: bar ? css("--ink") : paint } }),
+        customdata: hovers(chart, series),
         hovertemplate: "%{customdata}<extra></extra>",
         visible: !state.hidden.has(series.name),
       };
@@ -95,6 +140,9 @@
     return { type: "log", autorange: false, range, ...logTicks(range) };
   }
 
+  // As high as its rows need, up to a screen and a half.
+  const heightOf = (state) => Math.min(1400, 110 + 19 * Math.max(8, state.variant.series.length));
+
   function layout(chart, state, width) {
     const soft = css("--soft");
     const axis = { gridcolor: css("--grid"), linecolor: css("--line"), zerolinecolor: css("--line"), automargin: true,
@@ -102,8 +150,9 @@
     const title = (text) => ({ text: plain(text), font: { size: 13, color: soft }, standoff: 12 });
     const narrow = (width || state.plot.clientWidth) < 560;
     const shown = chart.categories;
+    const heated = chart.kind === "heat";
     return {
-      ...(width ? { width, height: 360 } : {}),
+      ...(width ? { width, height: heated ? heightOf(state) : 360 } : {}),
       autosize: !width,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
@@ -116,12 +165,16 @@
       bargap: 0.3,
       bargroupgap: 0.08,
       uirevision: JSON.stringify([state.variant.choices, state.log, state.zoom, [...state.hidden]]),
+      ...(heated ? {
+        xaxis: { ...axis, type: "category", showgrid: false, title: title(chart.x_title) },
+        yaxis: { ...axis, type: "category", showgrid: false, autorange: "reversed", tickmode: "linear", dtick: 1, tickfont: { color: soft, size: narrow ? 9 : 11 } },
+      } : {
       xaxis: shown
         ? { ...axis, type: "category", categoryorder: "array", categoryarray: shown, showgrid: false, title: title(chart.x_title),
             tickvals: shown, ticktext: shown.map((text) => plain(text, narrow ? 12 : 24)), tickangle: narrow || shown.length > 9 ? -40 : 0 }
         : { ...axis, type: chart.x_log ? "log" : "linear", showgrid: false, title: title(chart.x_title),
             ...(chart.x_log ? placeTicks(state.variant.series.flatMap((series) => series.x)) : {}) },
-      yaxis: { ...axis, title: title(chart.y_title), ...valueAxis(chart, state) },
+      yaxis: { ...axis, title: title(chart.y_title), ...valueAxis(chart, state) } }),
       shapes: chart.reference === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: chart.reference, y1: chart.reference,
                                                   line: { color: soft, width: 1.2, dash: "dot" } }],
     };
@@ -135,7 +188,7 @@
   function legend(state) {
     const list = state.figure.querySelector(".legend");
     list.replaceChildren();
-    if (state.variant.series.length < 2) return;
+    if (state.variant.series.length < 2 || state.chart.kind === "heat") return;
     for (const series of state.variant.series) {
       const button = element(element(list, "li"), "button", undefined, { type: "button", "aria-pressed": !state.hidden.has(series.name) });
       button.innerHTML = state.chart.kind === "bar"
@@ -185,6 +238,7 @@
     table(state);
     // Without a point there is nothing to see: the notes say why. Drawn all the same, since Plotly must not measure a hidden box.
     state.plot.hidden = false;
+    if (chart.kind === "heat") state.plot.style.height = `${heightOf(state)}px`;
     return draw(state).then(() => { state.plot.hidden = !variant.series.some((series) => series.y.length); });
   }
 
@@ -211,7 +265,7 @@
     return show(state).then(() => {
       state.plot.on("plotly_doubleclick", () => { state.zoom += 1; draw(state); return false; });
       state.plot.on("plotly_relayout", (change) => {  // a zoom: ticks for the range that is seen now
-        if (state.log && "yaxis.range[0]" in change)
+        if (state.log && state.chart.kind !== "heat" && "yaxis.range[0]" in change)
           Plotly.relayout(state.plot, prefixed("yaxis", logTicks([change["yaxis.range[0]"], change["yaxis.range[1]"]])));
       });
     });

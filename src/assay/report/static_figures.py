@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from assay.report.charts import Chart, Series, Variant
+from assay.report.heat import draw_heat
 from assay.report.palette import DASHES, LIGHT, MARKERS
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def static_figures(charts: Sequence[Chart]) -> Iterator[tuple[str, bytes]]:
 
 
 def _size(chart: Chart, variant: Variant) -> tuple[float, float]:
+    if chart.kind == "heat":
+        return 6.5, 1.3 + 0.16 * max(12, len(variant.series))
     if chart.kind == "hbar":
         return 6.5, 1.4 + 0.42 * max((len(series.x) for series in variant.series), default=1)
     return 6.5, 3.8
@@ -89,6 +92,11 @@ def _size(chart: Chart, variant: Variant) -> tuple[float, float]:
 
 def _draw(figure: Figure, chart: Chart, variant: Variant) -> None:
     axes = figure.subplots()
+    figure.suptitle(_cut(chart.title, 90), x=0.01, ha="left", fontsize=9.5, fontweight="bold")
+    axes.set_title(_cut(variant.name, 100), loc="left", fontsize=8, color="#57606c")
+    if chart.kind == "heat":
+        draw_heat(figure, axes, chart, variant)
+        return
     if chart.kind == "hbar":
         _draw_across(axes, variant)
     elif chart.kind == "bar":
@@ -107,19 +115,27 @@ def _draw(figure: Figure, chart: Chart, variant: Variant) -> None:
     if chart.reference is not None:
         line = axes.axvline if chart.kind == "hbar" else axes.axhline
         line(chart.reference, color="#57606c", linewidth=0.9, linestyle=":" if chart.reference else "-")
-    figure.suptitle(_cut(chart.title, 90), x=0.01, ha="left", fontsize=9.5, fontweight="bold")
-    axes.set_title(_cut(variant.name, 100), loc="left", fontsize=8, color="#57606c")
     if len(variant.series) > 1:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(variant.series)))
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=_columns(variant))
+
+
+def _columns(variant: Variant) -> int:
+    """Of the legend: as many as fit beside each other."""
+    longest = max(len(_cut(series.name)) for series in variant.series)
+    return max(1, min(4, len(variant.series), 112 // (longest + 10)))
 
 
 def _draw_lines(axes: Axes, chart: Chart, variant: Variant) -> None:
     for series in variant.series:
         places = [chart.categories.index(str(x)) for x in series.x] if chart.categories else series.x
+        colour = LIGHT[series.colour % len(LIGHT)]
+        if chart.band:
+            axes.fill_between(
+                [float(x) for x in series.x], series.low, series.high, color=colour, alpha=0.16, linewidth=0
+            )
         axes.errorbar(
-            places, series.y, yerr=_whiskers(series), label=_cut(series.name),
-            color=LIGHT[series.colour % len(LIGHT)],
-            marker=MARKERS[series.colour % len(MARKERS)][1], linestyle=DASHES[series.dash % len(DASHES)][1],
+            places, series.y, yerr=None if chart.band else _whiskers(series), label=_cut(series.name), color=colour,
+            marker=MARKERS[series.colour % len(MARKERS)][1] if len(series.x) <= 30 else None, linestyle=DASHES[series.dash % len(DASHES)][1],
             markersize=4.5, linewidth=1.5, elinewidth=1, capsize=2,
         )  # fmt: skip
     if chart.categories:

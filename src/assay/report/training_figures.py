@@ -10,7 +10,7 @@ from assay.report.charts import Chart, Series, Variant
 from assay.report.estimates import estimate_size
 from assay.report.pair_summary import FLASH, NULL
 from assay.report.palette import LIGHT
-from assay.report.training_rows import described, runs, studies, whole
+from assay.report.training_rows import described, runs, series_of, studies, whole
 from assay.report.trajectories import Curve, Trajectory, trajectories
 from assay.results.record import Record
 
@@ -186,16 +186,7 @@ def _series(index: int, name: str, found: Trajectory, gaps: _Gaps) -> Series:
         else:
             alone = len(values) == 1 and math.isfinite(values[0])
             (gaps.alone if alone else gaps.other).setdefault(name, []).append(step)
-    return Series(
-        name=name,
-        x=tuple(float(step) for step, _ in points),
-        y=tuple(at.value for _, at in points),
-        low=tuple(at.low for _, at in points),
-        high=tuple(at.high for _, at in points),
-        seeds=tuple(at.seeds for _, at in points),
-        colour=index % len(LIGHT),
-        dash=index // len(LIGHT),
-    )
+    return series_of(name, points, colour=index % len(LIGHT), dash=index // len(LIGHT))
 
 
 def _where(name: str, steps: Sequence[int], found: Trajectory) -> str:

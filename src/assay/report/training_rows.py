@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from assay.report.charts import Series
+from assay.report.estimates import Estimate
 from assay.report.trajectories import Trajectory
 from assay.results.record import Record
 
@@ -58,3 +60,17 @@ def runs(rows: Iterable[Record], figure: str) -> dict[str, Trajectory]:
             run = found.setdefault(row["arm"], Trajectory(row["arm"], {}))
             run.curves.setdefault(row["seed"], {})[row["step"]] = row[figure]
     return found
+
+
+def series_of(name: str, points: Sequence[tuple[int, Estimate]], colour: int = 0, dash: int = 0) -> Series:
+    """(step, figure over the seeds) as a line."""
+    return Series(
+        name=name,
+        x=tuple(float(step) for step, _ in points),
+        y=tuple(at.value for _, at in points),
+        low=tuple(at.low for _, at in points),
+        high=tuple(at.high for _, at in points),
+        seeds=tuple(at.seeds for _, at in points),
+        colour=colour,
+        dash=dash,
+    )

@@ -104,8 +104,8 @@ class _Here:
 
 
 def _train(task: _Task, store: Store | None = None, told: Callable[[str], None] = lambda words: None) -> Outcome:
-    rows = Rows(task.study, task.recipe, task.seed, task.device)
-    with deterministic():
+    with deterministic():  # the rows too: they say how many threads there were
+        rows = Rows(task.study, task.recipe, task.seed, task.device)
         if store is not None:
             session = Session(task.study, rows, store, task.folder, task.device, task.deadline, told)
             return session.outcome()

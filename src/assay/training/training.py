@@ -102,7 +102,7 @@ class PairStudy:
     trainings: dict[str, Training]
     pairs: tuple[Pair, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
-    every: int = 25
+    every: int = 40
     """Steps from one comparison to the next; the first is after step 1."""
 
     def __post_init__(self) -> None:
