@@ -21,7 +21,7 @@ from assay.training.run import Run
 from assay.training.tasks import find_task
 from assay.training.training import Pair, PairStudy, Training
 
-IMAGES = TextToImageConfig(image=8, patch=4, words=64, caption=4, width=16, depth=2, heads=2)
+IMAGES = TextToImageConfig(image=8, patch=4, words=64, caption=4, width=16, depth=1, heads=2)
 TOKENS = GptConfig(context=16, width=16, depth=2, heads=2, kv_heads=1)
 BASE = Training(size="dot", data="synthetic", image=8, context=16, steps=6, batch=4, warmup=2, average=0.9)
 TEXT = replace(BASE, task="gpt")

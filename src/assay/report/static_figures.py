@@ -129,13 +129,13 @@ def _draw_lines(axes: Axes, chart: Chart, variant: Variant) -> None:
     for series in variant.series:
         places = [chart.categories.index(str(x)) for x in series.x] if chart.categories else series.x
         colour = LIGHT[series.colour % len(LIGHT)]
+        marker = MARKERS[series.colour % len(MARKERS)][1] if len(series.x) <= 30 else None
         if chart.band:
-            axes.fill_between(
-                [float(x) for x in series.x], series.low, series.high, color=colour, alpha=0.16, linewidth=0
-            )
+            steps = [float(x) for x in series.x]
+            axes.fill_between(steps, series.low, series.high, color=colour, alpha=0.16, linewidth=0)
         axes.errorbar(
             places, series.y, yerr=None if chart.band else _whiskers(series), label=_cut(series.name), color=colour,
-            marker=MARKERS[series.colour % len(MARKERS)][1] if len(series.x) <= 30 else None, linestyle=DASHES[series.dash % len(DASHES)][1],
+            marker=marker, linestyle=DASHES[series.dash % len(DASHES)][1],
             markersize=4.5, linewidth=1.5, elinewidth=1, capsize=2,
         )  # fmt: skip
     if chart.categories:

@@ -107,13 +107,14 @@ def _figures(arm: Tensor, reference: Tensor, ordered: Sorted) -> Tensor:
 
 
 def _whole(layers: list[Difference]) -> Difference:
+    """In any order of the layers the same: snapshots come back in another."""
     count = sum(layer.elements for layer in layers)
     largest = [layer.max for layer in layers]
     return Difference(
         "",
         count,
         math.nan if any(map(math.isnan, largest)) else max(largest),
-        math.sqrt(sum(layer.elements * layer.rmse**2 for layer in layers) / count),
-        sum(layer.elements * layer.w1 for layer in layers) / count,
-        math.sqrt(sum(layer.elements * layer.std**2 for layer in layers) / count),
+        math.sqrt(math.fsum(layer.elements * layer.rmse**2 for layer in layers) / count),
+        math.fsum(layer.elements * layer.w1 for layer in layers) / count,
+        math.sqrt(math.fsum(layer.elements * layer.std**2 for layer in layers) / count),
     )
