@@ -113,9 +113,10 @@ class Browser:
         return found
 
     def requests(self) -> list[str]:
-        """Every address asked for."""
+        """Every address asked for; a data: URI asks nobody."""
         sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
-        return [str(event["params"]["request"]["url"]) for event in sent]
+        found = [str(event["params"]["request"]["url"]) for event in sent]
+        return [address for address in found if not address.startswith("data:")]
 
 
 @contextmanager

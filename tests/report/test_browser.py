@@ -12,7 +12,8 @@ from assay.report.content import content
 from assay.report.page import page
 from tests.report.browser import EXECUTABLE, Browser, chromium
 from tests.report.samples import attribution, claim, row, study
-from tests.report.test_page import HOSTILE, hostile
+from tests.report.test_page import HOSTILE, hostile, picture
+from tests.report.trained import trained
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
 
@@ -258,10 +259,14 @@ def test_hostile_text_is_only_text(browser: Browser, tmp_path: Path, text: str) 
     change = "s.selectedIndex = 1; s.dispatchEvent(new Event('change'))"
     browser.run(f"document.querySelectorAll('select').forEach(s => {{ {change} }})")
     browser.run("void Plotly.Fx.hover(document.querySelector('#kernels .plot'), [{curveNumber: 0, pointNumber: 0}])")
+    browser.run(
+        "void Plotly.Fx.hover(document.querySelector('#layers .plot'), [{curveNumber: 0, pointNumber: [0, 0]}])"
+    )
     assert browser.complaints() == []
     assert browser.requests() == [path.as_uri()]
     assert browser.run("document.querySelectorAll('script').length") == 3
-    assert browser.run("document.querySelectorAll('img, .plot a, #main script').length") == 0
+    assert browser.run("document.querySelectorAll('.plot a, #main script').length") == 0
+    assert browser.run("[...document.images].map(i => [i.alt, i.naturalWidth])") == [[f"{text}: {text}; {text}", 2]]
     assert browser.run("document.querySelector('.asked').textContent") == text
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     label = str(browser.run("document.querySelector('#kernels .xaxislayer-above').textContent"))
@@ -277,3 +282,56 @@ def test_a_chart_without_a_point_says_why_and_shows_no_axes(browser: Browser, tm
     assert browser.complaints() == []
     assert browser.run("getComputedStyle(document.querySelector('#figure-3 .plot')).display") == "none"
     assert "bf16" in str(browser.run("document.querySelector('#figure-3 .notes').textContent"))
+
+
+@pytest.fixture
+def learnt(browser: Browser, tmp_path: Path) -> Browser:
+    """A report of paired training alone, with a sample."""
+    path = tmp_path / "index.html"
+    told = content([], [claim()], [], asked="Why?", verdict="So.", training=trained(), pictures=[picture()])
+    path.write_text(page(told), encoding="utf-8")
+    browser.scheme("light")
+    browser.screen(1280)
+    browser.open(path)
+    return browser
+
+
+def test_training_is_drawn_and_asks_nobody(learnt: Browser) -> None:
+    assert learnt.complaints() == []
+    assert len(learnt.requests()) == 1
+    assert learnt.run("document.querySelectorAll('figure.chart .plot svg.main-svg').length") >= 7
+    assert learnt.run("document.images[0].naturalWidth") == 2
+    assert plotted(learnt, "figure-8", "data.filter(t => t.fill === 'toself').length") == 6
+    assert plotted(learnt, "figure-8", "data.every(t => t.error_y === undefined || !t.error_y.array)")
+
+
+def test_a_band_goes_with_its_line(learnt: Browser) -> None:
+    learnt.run("document.querySelector('#figure-8 .legend button').click()")
+    assert plotted(learnt, "figure-8", "data.filter(t => t.visible === false).length") == 2
+
+
+def test_bands_and_zeros_on_a_log_axis(learnt: Browser) -> None:
+    assert plotted(learnt, "figure-8", "data.flatMap(t => t.y).every(y => y === null || y > 0)")
+    learnt.run("document.querySelector('#figure-8 .log').click()")
+    assert plotted(learnt, "figure-8", "data.flatMap(t => t.y).filter(y => y === 0).length") == 3 * 3
+
+
+def test_layers_have_a_pair_to_choose_and_two_scales(learnt: Browser) -> None:
+    assert plotted(learnt, "layers", "data[0].y") == ["words", "block 0, mlp", "block 10, mlp", "last"]
+    before = plotted(learnt, "layers", "data[0].z[0][2]")
+    assert before == pytest.approx(math.log10(20 * 2e-5 * 1.43 ** (1 / 3)), rel=1e-3)
+    choose(learnt, "layers", "Pair", "FP16 ↔ FP32")
+    assert plotted(learnt, "layers", "data[0].z[0][2]") == pytest.approx(before + math.log10(3), rel=1e-3)  # type: ignore[operator]
+    learnt.run("document.querySelector('#layers .log').click()")
+    assert plotted(learnt, "layers", "data[0].z[0][2]") == pytest.approx(60 * 2e-5 * 1.43 ** (1 / 3), rel=1e-3)
+    assert learnt.run("document.querySelectorAll('#layers tbody tr').length") == 4 * 3
+    choose(learnt, "layers", "Pair", "skipped steps alone")
+    assert "exactly 0" in str(learnt.run("document.querySelector('#layers .notes').textContent"))
+    assert learnt.complaints() == []
+
+
+def test_training_fits_a_phone(learnt: Browser) -> None:
+    learnt.screen(360, 800)
+    learnt.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    learnt.wait("[...document.querySelectorAll('.plot .main-svg')].every(s => s.clientWidth <= innerWidth)", 5)
+    assert learnt.run("document.documentElement.scrollWidth <= innerWidth")

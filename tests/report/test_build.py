@@ -14,6 +14,8 @@ import assay.report.build
 from assay.report.build import write_report
 from assay.report.markdown import text
 from tests.report.samples import attribution, claim, row, seeds
+from tests.report.test_page import picture
+from tests.report.trained import trained
 from tests.test_structure import run_without
 
 
@@ -47,6 +49,24 @@ def test_report(tmp_path: Path) -> None:
     assert len(images) == 5
     assert all((folder / image).is_file() for image in images)
     assert len(list((folder / "figures").iterdir())) == 2 * len(images)
+
+
+def test_training_in_the_markdown(tmp_path: Path) -> None:
+    pictures = [picture(title="<b>one</b>", attribution="A | B")]
+    write_report(
+        [], [claim(anchor="figure-8")], [], tmp_path, asked="", verdict="", training=trained(), pictures=pictures
+    )
+    said = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "[The chart](#figure-8-every-pair-over-training)" in said
+    assert "- flash: its weights drift less" in said
+    assert re.search(r"\| FP16 ↔ FP32 \| precision: fp16 \| 3 \| .* \| 3× \\\[3, 3\\\] \| 3× \\\[3, 3\\\] \|", said)
+    assert "| layer | step 1 | step 10 | step 20 |" in said
+    assert "| step | flash | other initialisation |" in said
+    assert "![\\<b\\>one\\</b\\>: a cat; a dog](samples/grid.png)\n\nA \\| B" in said
+    assert "| records | 1" not in said
+    images = re.findall(r"\]\((figures/[^)]+)\)", said)
+    assert {"figures/figure-7.svg", "figures/figure-8-weights.svg", "figures/layers-flash.svg"} <= set(images)
+    assert all((tmp_path / image).is_file() for image in images)
 
 
 def test_needs_no_torch() -> None:

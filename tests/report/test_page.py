@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from assay.report import page as module
 from assay.report.content import Content, content
 from assay.report.page import embed, page
+from assay.report.pictures import Picture
 from assay.results.record import Record
 from tests.report.samples import attribution, claim, row, seeds, study
+from tests.report.trained import pair_row, png, run_row, trained
 
 HOSTILE = (
     "</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "'\"&<>`", "<!--", "]]>",
@@ -74,7 +76,7 @@ def told(rows: list[Record], **changes: Any) -> Content:
 
 
 def test_order_of_the_page() -> None:
-    text = page(told(study()))
+    text = page(told(study(), training=trained(), pictures=[picture()]))
     heads = re.findall(r"<h[123][^>]*>([^<]+)<", text)
     assert heads == [
         "Is Flash Attention stable?", "The paper&#x27;s claims", "Which step owns the deviation",
@@ -86,7 +88,11 @@ def test_order_of_the_page() -> None:
         "The error of flash over that of the baseline, by sequence length", "Block size and shape",
         "Figure 6a: blocks with rows and columns swapped", "Figure 6b: square blocks",
         "Figure 6c: larger blocks", "Inputs", "The error of flash over that of the baseline, by inputs",
-        "Real kernels", "The error of real kernels over that of the baseline", "Where the figures come from",
+        "Real kernels", "The error of real kernels over that of the baseline",
+        "Paired training", "Figure 7: the weights, flash against baseline, over training",
+        "Figure 8: every pair, over training", "Where the weights part",
+        "How the trainings went", "The loss of every training", "The loss on data that is held out", "The loss scale",
+        "Steps skipped so far", "Samples", "After 20 steps", "Where the figures come from",
     ]  # fmt: skip
     assert text.index("Why?") < text.index("Because.") < text.index("<nav")
 
@@ -115,7 +121,8 @@ def test_a_missing_sweep_is_named() -> None:
         assert f"<code>assay sweep {sweep}</code>" in text
     assert "<code>assay sweep precision</code>" not in text
     assert 'id="figure-5a"' not in text
-    assert "Not measured here" not in page(told(study()))
+    assert "<code>assay pair quick</code>" in text
+    assert "Not measured here" not in page(told(study(), training=trained()))
 
 
 def test_verdicts_have_words_marks_and_colours() -> None:
@@ -162,6 +169,32 @@ def test_nothing_is_fetched_and_only_our_scripts_run() -> None:
     assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
 
 
+def picture(**changes: Any) -> Picture:
+    """A sample with two captions."""
+    words: dict[str, Any] = {"title": "After 20 steps", "captions": ("a cat", "a dog"), "attribution": "Me, CC BY"}
+    return Picture(file="grid.png", png=png(), **words | changes)
+
+
+def test_training_alone_makes_a_page() -> None:
+    text = page(told([], attributions=[], training=trained()))
+    assert text.index("<b>flash</b>: its weights drift less") < text.index('id="figure-7"')
+    assert '<td>3× <span class="small">[3, 3]</span></td>' in text
+    assert "<code>assay sweep precision</code>" in text
+    assert "<dd>text_to_image tiny on shapes</dd>" in text
+    data = {chart["anchor"]: chart for chart in json.loads(Tags(text).scripts[0])}
+    assert list(data) == ["figure-7", "figure-8", "layers", "loss", "held-out", "loss-scale", "skipped"]
+    assert data["layers"]["kind"] == "heat"
+    assert data["figure-8"]["band"]
+
+
+def test_pictures_are_in_the_page_with_their_words() -> None:
+    found = Tags(page(told([], training=trained(), pictures=[picture()])))
+    (image,) = [attributes for tag, attributes in found.tags if tag == "img"]
+    assert image["alt"] == "After 20 steps: a cat; a dog"
+    assert image["src"] == "data:image/png;base64," + base64.b64encode(png()).decode()
+    assert "Me, CC BY" in page(told([], training=trained(), pictures=[picture()]))
+
+
 def hostile(text: str) -> Content:
     """The text wherever a user's text can be."""
     rows = [
@@ -174,7 +207,19 @@ def hostile(text: str) -> Content:
     ]
     claims = [claim(number=text, figure=text, text=text, paper=text, ours=(text,), because=text)]
     attributions = [attribution(inputs=text, setting=text, low=text), attribution(inputs="b")]
-    return told(rows, claims=claims, attributions=attributions, asked=text, verdict=text, problems=[text], command=text)
+    training = [
+        pair_row(pair, seed, step, 1e-6 * step, layer=layer, arm=text, changed=f"changed {text}", model=text, data=text)
+        for pair in ("flash", f"pair {text}")
+        for seed in (0, 1)
+        for step in (1, 10)
+        for layer in ("", f"layer {text}")
+    ]
+    training += [run_row(f"arm {text}", seed, step, model=text, data=text) for seed in (0, 1) for step in (1, 10)]
+    pictures = [picture(title=text, captions=(text, text), attribution=text)]
+    return told(
+        rows, claims=claims, attributions=attributions, asked=text, verdict=text, problems=[text], command=text,
+        training=training, pictures=pictures,
+    )  # fmt: skip
 
 
 @given(TEXTS)

@@ -11,9 +11,12 @@ import pytest
 
 from assay.report.charts import Chart
 from assay.report.figures import SECTIONS, figure_3, figure_4, inputs_figure, length_ratio
+from assay.report.layers_figure import layers_figure
 from assay.report.shares import attribution_figure
 from assay.report.static_figures import file_name, static_figures
+from assay.report.training_section import PROGRESS, WEIGHTS
 from tests.report.samples import attribution, seeds, study
+from tests.report.trained import pairs, trained
 
 
 def drawn(chart: Chart | None) -> dict[str, bytes]:
@@ -56,6 +59,22 @@ def test_all_figures_draw(figure: object) -> None:
     svg = drawn(chart)[f"{chart.anchor}.svg"].decode()
     assert chart.title in text_of(svg.encode())
     assert "mathdefault" not in svg
+
+
+@pytest.mark.parametrize("figure", [figure for section in (WEIGHTS, PROGRESS) for figure in section.figures])
+def test_figures_of_training_draw(figure: object) -> None:
+    assert callable(figure)
+    chart = first(figure(trained()))
+    words = text_of(drawn(chart)[f"{chart.anchor}.svg"])
+    assert chart.title in words
+    assert chart.y_title in words
+    for name in [series.name for series in chart.variants[0].series] if len(chart.variants[0].series) > 1 else []:
+        assert name in words
+
+
+def test_layers_that_never_differ_are_drawn_empty() -> None:
+    rows = [row | {"layer": "words"} for row in pairs({"flash": (0.0, 0.0)})]
+    assert b"<svg" in drawn(layers_figure(rows))["layers.svg"]
 
 
 def test_attribution_draws_its_steps() -> None:

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from assay.models.text_to_image import text_to_image_sizes
-from assay.training import session, snapshots
+from assay.training import snapshots
 from assay.training.observation import KINDS
+from assay.training.run import Run
 from assay.training.session import Outcome, run_pairs
-from assay.training.training import Pair, PairStudy, Training
+from assay.training.training import Pair, PairStudy
 from tests.training.small import (
     BASE,
     IMAGES,
@@ -100,7 +101,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(finished: Path, tmp_path:
 
 
 def test_slices_end_with_the_same_bits(finished: Path, tmp_path: Path) -> None:
-    outcomes = []
+    outcomes: list[Outcome] = []
     while not outcomes or not outcomes[-1].finished:
         outcomes.append(run_pairs(control_study(), tmp_path, "cpu", recipe="mine", seconds=0))
         assert len(outcomes) <= 6
@@ -161,6 +162,25 @@ def test_every_seed_is_its_own_and_another_study_is_refused(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"step-2 is a checkpoint of other trainings .* --out, or delete it"):
         run_pairs(other, tmp_path, "cpu")
     assert figures(rows_of(tmp_path)) == rows
+
+
+def test_seeds_in_processes_of_their_own_give_the_same_rows(tmp_path: Path) -> None:
+    base = replace(TEXT, size="300k", steps=2, batch=2)  # a size that a worker knows
+    study = PairStudy(
+        asked="",
+        trainings={"base": base, "again": base},
+        pairs=(Pair(name="null", arm="again", reference="base", several=True),),
+        seeds=(0, 1),
+        every=1,
+    )
+    told: list[int] = []
+    for jobs in (1, 2):
+        outcome = run_pairs(study, tmp_path / str(jobs), "cpu", jobs=jobs, tell=lambda done, words: told.append(done))
+        assert outcome == (True, {}, False)
+        assert told[-1] == 8
+    assert figures(rows_of(tmp_path / "2")) == figures(rows_of(tmp_path / "1"))
+    (again,) = {path.name for path in (tmp_path / "2").glob("checkpoints/seed-1/*")}
+    assert again == "step-2"
 
 
 def breaks_at(step: int) -> Callable[[nn.Module], None]:
@@ -265,14 +285,14 @@ def test_skipped_steps_are_copied_exactly(apart: bool, tmp_path: Path, monkeypat
 
 def test_arms_see_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[list[bytes]]] = {}
-    real = session.Run.on_device
+    real = Run.on_device
 
-    def spy(run: session.Run, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def spy(run: Run, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         key = f"{run.training.attention} {run.training.init_seed} {run.training.order_seed}"
         seen.setdefault(key, []).append([x.numpy().tobytes() for x in batch])
         return real(run, batch)
 
-    monkeypatch.setattr(session.Run, "on_device", spy)
+    monkeypatch.setattr(Run, "on_device", spy)
     base = replace(BASE, steps=3)
     study = PairStudy(
         asked="",
@@ -301,10 +321,3 @@ def test_progress_is_told_in_words_that_a_bar_can_show(tmp_path: Path) -> None:
         (done, name) for done, name in enumerate(study.trainings, start=1)
     ]
     assert all(re.fullmatch(r".+: loss \d\.\d{3}, \d+\.\d steps/s", words) for _, words in told[1:])
-
-
-def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    study = control_study(replace(BASE, steps=1))
-    assert isinstance(study.trainings["base"], Training)
-    with pytest.raises((ValueError, RuntimeError)):
-        run_pairs(study, tmp_path, "abacus")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from assay.recipes import pairs
 from assay.recipes.study import Study
 from assay.sweeps.grid import default_sweep
 
 _ASKED = (
-    "How far is Flash Attention from the golden value, which step of it causes that, and do the claims of the paper's "
-    "section IV (Figures 3–6) hold?"
+    "How far is Flash Attention from the golden value, which step of it causes that, does it reach the trained "
+    "weights, and do the paper's claims (Figures 3–8) hold?"
 )
 
 
 def quick() -> Study:
-    """All six sweeps, small: minutes on a laptop."""
+    """All six sweeps and the pairs of Figure 8, small: minutes on a laptop."""
     return Study(
         asked=_ASKED,
         sweeps=(
@@ -25,11 +26,12 @@ def quick() -> Study:
             default_sweep("inputs"),
             default_sweep("kernels", formats=("bf16", "fp16")),
         ),
+        pairs=pairs.quick(),
     )
 
 
 def paper() -> Study:
-    """The paper's section IV, with more lengths, block sizes and seeds than `quick`."""
+    """The paper's sections IV and V, with more lengths, block sizes and seeds than `quick`."""
     return Study(
         asked=_ASKED,
         sweeps=(
@@ -41,6 +43,7 @@ def paper() -> Study:
             default_sweep("inputs", seeds=10),
             default_sweep("kernels"),
         ),
+        pairs=pairs.paper(),
     )
 
 
@@ -58,6 +61,7 @@ def full() -> Study:
             default_sweep("inputs", seeds=10, formats=("bf16", "fp16"), **tiled),
             default_sweep("kernels", seeds=10, **size),
         ),
+        pairs=pairs.full(),
     )
 
 

@@ -14,8 +14,8 @@ _ASKED = (
 BASE = "standard bf16"
 
 
-def figure_8(base: Training, seeds: int = 3, every: int = 40, more: bool = False) -> PairStudy:
-    """The paper's arms and their controls; with `more` FP8, other blocks and another order of the data as well.
+def figure_8(base: Training, seeds: int = 3, every: int = 40, more: bool = False, block: str = "16x16") -> PairStudy:
+    """The paper's arms and their controls; with `more` FP8, plans with a block, another order of the data as well.
 
     `base` is trained with standard attention under BF16; every other training differs from it, or from the same in
     FP32, in one thing.
@@ -28,11 +28,13 @@ def figure_8(base: Training, seeds: int = 3, every: int = 40, more: bool = False
         "other initialisation": replace(base, init_seed=base.init_seed + 1),
         "standard fp32": fp32,
         "standard fp16": fp16,
+        "flash fp16": replace(fp16, attention="flash"),
         "fp32, skipping like fp16": replace(fp32, skips_like="standard fp16"),
     }
     pairs = [
         Pair(name="null", arm="again", reference=BASE, several=True),
         Pair(name="flash", arm="flash bf16", reference=BASE),
+        Pair(name="flash in FP16", arm="flash fp16", reference="standard fp16"),
         Pair(name="other initialisation", arm="other initialisation", reference=BASE),
         Pair(name="BF16 ↔ FP32", arm=BASE, reference="standard fp32"),
         Pair(name="FP16 ↔ FP32", arm="standard fp16", reference="standard fp32"),
@@ -47,13 +49,13 @@ def figure_8(base: Training, seeds: int = 3, every: int = 40, more: bool = False
     if more:
         trainings |= {
             "standard fp8": replace(base, precision="fp8"),
-            "blocks of 32": replace(base, attention="tiled shipped bf16 32x32"),
-            "every step in bf16": replace(base, attention="tiled uniform bf16 64x64"),
+            "small blocks": replace(base, attention=f"tiled shipped bf16 {block}"),
+            "every step in bf16": replace(base, attention=f"tiled uniform bf16 {block}"),
             "other order": replace(base, order_seed=base.order_seed + 1),
         }
         pairs += [
             Pair(name="FP8 ↔ BF16", arm="standard fp8", reference=BASE),
-            Pair(name="flash, blocks of 32", arm="blocks of 32", reference=BASE),
+            Pair(name="flash, small blocks", arm="small blocks", reference=BASE),
             Pair(name="flash, every step in bf16", arm="every step in bf16", reference=BASE),
             Pair(name="other order", arm="other order", reference=BASE),
         ]
@@ -67,13 +69,13 @@ def quick() -> PairStudy:
 
 def paper() -> PairStudy:
     """A text-to-image model of a million parameters, with more arms: half an hour on a laptop."""
-    return figure_8(Training(size="1m", steps=200, batch=16), more=True)
+    return figure_8(Training(size="1m", steps=320, batch=16), more=True)
 
 
 def full() -> PairStudy:
     """A hundred million parameters at 256 tokens of image, for a GPU."""
-    base = Training(size="100m", image=64, steps=300, batch=32, warmup=30, learning_rate=3e-4)
-    return figure_8(base, more=True)
+    base = Training(size="100m", image=64, steps=320, batch=32, warmup=30, learning_rate=3e-4)
+    return figure_8(base, more=True, block="64x64")
 
 
 def gpt() -> PairStudy:

@@ -11,6 +11,7 @@ from assay.report.pair_summary import FLASH, NULL
 from assay.report.training_rows import described, series_of, studies, whole
 from assay.results.record import Record
 
+_LAST = ("last", "head", "norm", "final")
 _Sums = dict[tuple[str, int, int], list[float]]
 """(layer, step, seed) → sums over its tensors of count times the squares of difference and spread."""
 
@@ -48,6 +49,14 @@ def layer_of(name: str) -> str:
     return (parts or [name])[0].replace("_", " ")
 
 
+def _place(layer: str) -> tuple[int, int, str]:
+    """In the order of the model: what comes before the blocks, the blocks, what comes after."""
+    if layer.startswith("block "):
+        number = layer.removeprefix("block ").partition(",")[0]
+        return 1, int(number) if number.isdecimal() else 0, layer
+    return 2 if layer.startswith(_LAST) else 0, 0, layer
+
+
 def _variant(choices: tuple[tuple[str, str], ...], rows: Sequence[Record]) -> Variant:
     sums: _Sums = {}
     for row in rows:
@@ -57,14 +66,18 @@ def _variant(choices: tuple[tuple[str, str], ...], rows: Sequence[Record]) -> Va
     cells: dict[str, dict[int, list[float]]] = {}
     for (layer, step, _), (difference, spread) in sums.items():
         cells.setdefault(layer, {}).setdefault(step, []).append(_over(difference, spread))
-    series = [_series(layer, found) for layer, found in cells.items()]
-    missing = [each.name for each, found in zip(series, cells.values(), strict=True) if len(each.x) < len(found)]
-    note = f"Not all drawn, for want of seeds, of spread or of finite values: {'; '.join(missing)}."
+    series = [_series(layer, cells[layer]) for layer in sorted(cells, key=_place)]
+    missing = [each.name for each in series if len(each.x) < len(cells[each.name])]
+    notes = (
+        [f"Not all drawn, for want of seeds, of spread or of finite values: {'; '.join(missing)}."] if missing else []
+    )
+    if any(0 in each.y for each in series):
+        notes.append("Where there is no colour on the log scale the difference is exactly 0.")
     return Variant(
         choices=choices,
         series=tuple(each for each in series if each.x),
         setting=described(rows),
-        notes=(note,) if missing else (),
+        notes=tuple(notes),
     )
 
 

@@ -43,7 +43,7 @@
     const channels = colour(series).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
     return {
       type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 0 }, fill: "toself",
-      fillcolor: `rgba(${channels.join(",")},0.16)`,
+      fillcolor: `rgba(${channels.join(",")},${Math.max(0.06, Math.min(0.16, 0.5 / state.variant.series.length))})`,
       x: [...kept, ...back].map((i) => series.x[i]),
       y: [...kept.map((i) => series.high[i]), ...back.map(low)],
       visible: !state.hidden.has(series.name),
@@ -88,7 +88,7 @@
         type: bar ? "bar" : "scatter",
         name: plain(series.name),
         x: series.x,
-        y: bar && base !== null ? series.y.map((y) => y - base) : series.y,
+        y: bar && base !== null ? series.y.map((y) => y - base) : chart.band && state.log ? series.y.map((y) => (y > 0 ? y : null)) : series.y,
         ...(bar && base !== null ? { base } : {}),
         ...(bar ? {} : { mode: series.x.length > 30 ? "lines" : "lines+markers", line: { color: paint, width: 2, dash: series.dash } }),
         marker: bar ? { color: paint } : { color: paint, size: 8, symbol: series.marker },
@@ -119,7 +119,7 @@
     const found = values.filter((value) => value > 0).map(Math.log10);
     if (!found.length) return [-1, 1];
     const [low, high] = [Math.min(...found), Math.max(...found)];
-    const margin = 0.06 * (high - low) || 0.2;
+    const margin = 0.06 * (high - low) || 0.5;
     return [low - margin, high + margin];
   }
 

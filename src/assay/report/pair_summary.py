@@ -55,7 +55,7 @@ def _verdict(found: dict[str, Trajectory], name: str) -> str:
 
 def _against(found: Estimate | None, what: str, whom: str) -> str:
     if found is None:
-        return f"{what} by an amount that cannot be compared {whom}"
+        return f"whether {what} as much {whom} cannot be said"
     amount = f"{found.value:.2g}× [{found.low:.2g}, {found.high:.2g}] as much"
     if found.high < 1:
         return f"{what} less, {amount} {whom}"
@@ -66,7 +66,7 @@ def _against(found: Estimate | None, what: str, whom: str) -> str:
 
 def nulls(rows: Sequence[Record]) -> list[Record]:
     """Rows of pairs that differ in nothing, whatever their name, and are not exactly 0."""
-    return [row for row in rows if row["pair"] is not None and row["changed"] == "" and row["max"] != 0]
+    return [row for row in rows if (row["pair"] == NULL or row["changed"] == "") and row["max"] != 0]
 
 
 def _text(found: Estimate | None) -> str:

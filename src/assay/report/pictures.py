@@ -84,8 +84,10 @@ def _picture(folder: Path, told: Any) -> Picture:
 
 def _is_whole(png: bytes) -> bool:
     """Whether all its chunks are there, as they were written."""
-    kinds = [kind for kind, sound in _chunks(png) if sound]
-    return png.startswith(_PNG) and kinds[:1] == [b"IHDR"] and b"IDAT" in kinds and kinds[-1:] == [b"IEND"]
+    chunks = list(_chunks(png))
+    kinds = [kind for kind, _ in chunks]
+    sound = png.startswith(_PNG) and all(sound for _, sound in chunks)
+    return sound and kinds[:1] == [b"IHDR"] and b"IDAT" in kinds and kinds[-1:] == [b"IEND"]
 
 
 def _chunks(png: bytes) -> Iterator[tuple[bytes, bool]]:

@@ -126,15 +126,17 @@ def _columns(variant: Variant) -> int:
 
 
 def _draw_lines(axes: Axes, chart: Chart, variant: Variant) -> None:
+    faint = max(0.06, min(0.16, 0.5 / max(1, len(variant.series))))
     for series in variant.series:
         places = [chart.categories.index(str(x)) for x in series.x] if chart.categories else series.x
         colour = LIGHT[series.colour % len(LIGHT)]
         marker = MARKERS[series.colour % len(MARKERS)][1] if len(series.x) <= 30 else None
+        values = [y if y > 0 or not (chart.band and chart.y_log) else math.nan for y in series.y]
         if chart.band:
             steps = [float(x) for x in series.x]
-            axes.fill_between(steps, series.low, series.high, color=colour, alpha=0.16, linewidth=0)
+            axes.fill_between(steps, series.low, series.high, color=colour, alpha=faint, linewidth=0)
         axes.errorbar(
-            places, series.y, yerr=None if chart.band else _whiskers(series), label=_cut(series.name), color=colour,
+            places, values, yerr=None if chart.band else _whiskers(series), label=_cut(series.name), color=colour,
             marker=marker, linestyle=DASHES[series.dash % len(DASHES)][1],
             markersize=4.5, linewidth=1.5, elinewidth=1, capsize=2,
         )  # fmt: skip

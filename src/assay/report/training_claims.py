@@ -9,7 +9,7 @@ from typing import TypedDict
 from assay.report.claim import Claim
 from assay.report.estimates import Estimate, estimate, estimate_size
 from assay.report.judgement import Judgement, Outcome, judged, times, within
-from assay.report.pair_summary import FLASH, INITIALISATION, NULL, nulls, verdicts
+from assay.report.pair_summary import FLASH, INITIALISATION, nulls, verdicts
 from assay.report.training_rows import runs, studies, whole
 from assay.report.trajectories import Trajectory, ratio, slope_ratio, trajectories
 from assay.results.record import Record
@@ -54,7 +54,7 @@ def sentence(rows: Sequence[Record]) -> str:
 
 def null_lines(rows: Sequence[Record]) -> list[str]:
     """What came of training the same thing twice."""
-    count = sum(row["pair"] == NULL for row in rows)
+    count = sum(row["pair"] is not None and row["changed"] == "" for row in rows)
     if not count:
         return []
     wrong = nulls(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.report.charts import Chart, Series, Variant
@@ -93,7 +93,7 @@ def loss_figure(rows: Sequence[Record]) -> Chart | None:
         caption=f"On the batches that are trained on.{each}",
         y_title="loss",
         y_log=False,
-        variants=_variants(rows, lambda group: _thinned(runs(group, "loss"), width)),
+        variants=_variants(rows, lambda group: _thinned(runs(group, "loss"), width), log=False),
     )
 
 
@@ -105,7 +105,7 @@ def held_out_figure(rows: Sequence[Record]) -> Chart | None:
         caption="On a batch that no training sees, always the same one.",
         y_title="held-out loss",
         y_log=False,
-        variants=_variants(rows, lambda group: runs(group, "held_out")),
+        variants=_variants(rows, lambda group: runs(group, "held_out"), log=False),
     )
 
 
@@ -117,7 +117,7 @@ def scale_figure(rows: Sequence[Record]) -> Chart | None:
         caption="What the loss is multiplied by before the backward pass, so that small FP16 gradients do not vanish. "
         "It falls when a gradient overflows.",
         y_title="loss scale",
-        variants=_variants(rows, lambda group: _some(runs(group, "scale"), lambda scale: scale != 1)),
+        variants=_variants(rows, _scales),
     )
 
 
@@ -127,10 +127,10 @@ def skipped_figure(rows: Sequence[Record]) -> Chart | None:
         anchor="skipped",
         title="Steps skipped so far",
         caption="A step whose gradients overflow is left out. An FP32 training that leaves out the same steps tells "
-        "their part from that of rounding. Of trainings not shown none was skipped.",
+        "their part from that of rounding. Trainings that are not shown skipped none.",
         y_title="skipped steps",
         y_log=False,
-        variants=_variants(rows, lambda group: _some(runs(group, "skipped"), lambda count: count > 0)),
+        variants=_variants(rows, _skipped, log=False),
     )
 
 
@@ -152,7 +152,7 @@ def _chart(
     )
 
 
-def _variants(rows: Sequence[Record], curves: Callable[[list[Record]], Curves]) -> list[Variant]:
+def _variants(rows: Sequence[Record], curves: Callable[[list[Record]], Curves], log: bool = True) -> list[Variant]:
     """One for each study that has such curves."""
     found = studies(rows)
     made = []
@@ -168,7 +168,7 @@ def _variants(rows: Sequence[Record], curves: Callable[[list[Record]], Curves]) 
                     choices=(("training", name),) if len(found) > 1 else (),
                     series=tuple(each for each in series if each.x),
                     setting=described(group),
-                    notes=(*left, *gaps.notes(drawn, log=True)),
+                    notes=(*left, *gaps.notes(drawn, log)),
                 )
             )
     return made
@@ -213,11 +213,20 @@ def _means(curve: Curve, width: int) -> Curve:
     return {place * width: math.fsum(values) / len(values) for place, values in bins.items()}
 
 
-def _some(found: Curves, wanted: Callable[[float], bool]) -> Curves:
-    def any_of(curves: Iterable[Curve]) -> bool:
-        return any(wanted(value) for curve in curves for value in curve.values())
+def _scales(rows: Sequence[Record]) -> Curves:
+    """Of those whose loss is scaled."""
+    return {name: t for name, t in runs(rows, "scale").items() if _ever(t, lambda scale: scale != 1)}
 
-    return {name: t for name, t in found.items() if any_of(t.curves.values())}
+
+def _skipped(rows: Sequence[Record]) -> Curves:
+    """Of those that are scaled or skipped a step."""
+    scaled = _scales(rows)
+    found = runs(rows, "skipped").items()
+    return {name: t for name, t in found if name in scaled or _ever(t, lambda count: count > 0)}
+
+
+def _ever(found: Trajectory, wanted: Callable[[float], bool]) -> bool:
+    return any(wanted(value) for curve in found.curves.values() for value in curve.values())
 
 
 def _with(variant: Variant, choice: tuple[str, str]) -> Variant:

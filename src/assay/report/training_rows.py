@@ -6,23 +6,31 @@ from collections.abc import Iterable, Sequence
 
 from assay.report.charts import Series
 from assay.report.estimates import Estimate
+from assay.report.pair_summary import FLASH, INITIALISATION, LOW_PRECISION, NULL
 from assay.report.trajectories import Trajectory
 from assay.results.record import Record
 
 _SETTING = ("model", "recipe", "data", "parameters", "steps", "device")
+_ORDER = (NULL, FLASH, INITIALISATION, *LOW_PRECISION)
 _WORDS = {"recipe": "recipe {}", "parameters": "{} parameters", "steps": "{} steps", "data": "{}", "device": "{}"}
 
 
 def studies(rows: Iterable[Record]) -> dict[str, list[Record]]:
     """Rows by study, each with a name: the model, and whatever else tells it from the others."""
     groups: dict[tuple[object, ...], list[Record]] = {}
-    for row in rows:
+    for row in sorted(rows, key=_rank):
         groups.setdefault(tuple(row[name] for name in _SETTING), []).append(row)
     varying = [i for i, name in enumerate(_SETTING) if name != "model" and len({key[i] for key in groups}) > 1]
     return {
         ", ".join([str(key[0]), *(_WORDS[_SETTING[i]].format(key[i]) for i in varying)]): group
         for key, group in groups.items()
     }
+
+
+def _rank(row: Record) -> tuple[bool, int, str]:
+    """The paper's pairs first: colours and tables are the same, in whatever order rows were read."""
+    pair = row["pair"]
+    return pair is not None, _ORDER.index(pair) if pair in _ORDER else len(_ORDER), pair or ""
 
 
 def described(rows: Sequence[Record]) -> str:

@@ -89,13 +89,22 @@ def _arm_first(text: str) -> str:
 def _table(table: Table) -> str:
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     rows = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
-        for first, *rest in table.rows
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1 : table.settings])
+        + "".join(f"<td>{_stacked(cell)}</td>" for cell in row[table.settings :])
+        + "</tr>"
+        for row in table.rows
     )
     title = escape(table.title)
     return f"""<div class="scroll slopes" tabindex="0" role="region" aria-label="{title}"><table>
 <caption>{title}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>
 """
+
+
+def _stacked(cell: str) -> str:
+    """An interval under its value."""
+    value, bracket, interval = cell.partition(" [")
+    return f'{escape(value)} <span class="small">[{escape(interval)}</span>' if bracket else escape(cell)
 
 
 def _picture(picture: Picture) -> str:

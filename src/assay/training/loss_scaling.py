@@ -52,7 +52,8 @@ class LossScaler:
     ) -> None:
         check_loss_scale(loss_scale)
         self.loss_scale = loss_scale
-        self._static = None if loss_scale is None or isinstance(loss_scale, str) else float(loss_scale)
+        number = None if loss_scale is None or isinstance(loss_scale, str) else float(loss_scale)
+        self._static = None if number is None else torch.tensor(number, dtype=torch.float32).item()  # as it is kept
         self._scaler = torch.amp.GradScaler(
             torch.device(device).type,
             init_scale=initial_scale if self._static is None else self._static,

@@ -101,7 +101,8 @@ class Rows:
 def identity_of(study: PairStudy, seed: int, device: str) -> str:
     """What decides the bits of all trainings of a study: the same for the same, on the same kind of device."""
     trainings = {name: _plain(training) for name, training in study.trainings.items()}
-    return _hash((trainings, seed, device))
+    pairs = [pair.name for pair in study.pairs]
+    return _hash((trainings, pairs, study.every, seed, device))
 
 
 def _plain(training: Training) -> dict[str, str]:

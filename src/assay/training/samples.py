@@ -27,11 +27,11 @@ def save_samples(folder: Path, runs: dict[str, Run], seed: int) -> None:
             title = f"{name}, seed {seed}, {run.step} steps"
             file = f"seed-{seed}-{safe_name(name)}.png"
             captions, images = _painted(run, run.task)
-            _write(folder / file, png(grid(images)))
+            write(folder / file, png(grid(images)))
             entries = [entry for entry in entries if entry["file"] != file]
             entries.append({"file": file, "title": title, "captions": captions, "attribution": run.task.attribution})
     if entries:
-        _write(folder / "samples.json", json.dumps(entries, ensure_ascii=False).encode())
+        write(folder / "samples.json", json.dumps(entries, ensure_ascii=False).encode())
 
 
 @torch.no_grad()
@@ -78,7 +78,8 @@ def _known(folder: Path) -> list[dict[str, object]]:
         return []
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.tmp")
     scratch.write_bytes(content)

@@ -6,6 +6,7 @@ then. What was trained after the last save is trained again, to the same bits.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,12 +25,12 @@ from assay.training.determinism import deterministic
 from assay.training.observation import KINDS, Observation, Sorted, differences, observe
 from assay.training.rows import Rows, is_of_run
 from assay.training.run import Run
-from assay.training.samples import save_samples
+from assay.training.samples import save_samples, write
 from assay.training.tasks import find_task
 from assay.training.training import Pair, PairStudy
 
 SAVE_EVERY = 60.0
-"""Seconds from one save to the next."""
+"""Seconds from one save to the next, at least."""
 Tell = Callable[[int, str], None]
 """Told now and then: how many steps of all trainings are done, and what the last one was like, if that is known."""
 
@@ -136,6 +137,7 @@ class Session:
         self.samples = folder / "samples"
         self.saves = folder / "checkpoints" / f"seed-{rows.seed}"
         self.snapshots = folder / "snapshots" / f"seed-{rows.seed}"
+        self.end = folder / "ended" / f"seed-{rows.seed}.json"
         self.stopped: dict[str, str] = {}
         self.apart = not snapshots.fits(self.trainings, self.device)
 
@@ -145,7 +147,11 @@ class Session:
         return Outcome(finished, {f"{n}, seed {self.rows.seed}": why for n, why in self.stopped.items()}, self.apart)
 
     def run(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it came to its end. What has ended is not loaded again."""
+        stopped = self._ended()
+        if stopped is not None:
+            self.stopped = stopped
+            return True
         groups = [[name] for name in self._order()] if self.apart else [self._order()]
         for group in groups:
             runs = {name: Run(self.trainings[name], find_task(self.trainings[name]), self.device) for name in group}
@@ -153,7 +159,15 @@ class Session:
                 return False
         if self.apart:
             self._compare_snapshots()
+        write(self.end, json.dumps({"identity": self.rows.identity, "stopped": self.stopped}).encode())
         return True
+
+    def _ended(self) -> dict[str, str] | None:
+        try:
+            found = json.loads(self.end.read_text(encoding="utf-8"))
+            return dict(found["stopped"]) if found["identity"] == self.rows.identity else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _order(self) -> list[str]:
         """Whoever skips like another comes after it."""
@@ -163,7 +177,7 @@ class Session:
         place = self.saves / snapshots.safe_name("-".join(runs)) if self.apart else self.saves
         checkpoints.load(place, runs, self.rows.identity)
         self._stop_again(runs)
-        saved, steps = time.monotonic(), _steps(self.study)
+        saved, took, steps = time.monotonic(), 0.0, _steps(self.study)
         while (step := max(run.step for run in runs.values())) < steps and not self.stopped.keys() >= runs.keys():
             for name, run in runs.items():
                 if name not in self.stopped:
@@ -171,9 +185,11 @@ class Session:
             if self._compared_at(step + 1):
                 self._look(runs, step + 1)
             late = self.deadline is not None and time.time() > self.deadline
-            if late or step + 1 == steps or time.monotonic() - saved > SAVE_EVERY:
+            if late or step + 1 == steps or time.monotonic() - saved > max(SAVE_EVERY, 20 * took):
+                began = time.monotonic()
                 checkpoints.save(place, runs, self.rows.identity)
                 saved = time.monotonic()
+                took = saved - began  # large models take long to write
             if late and step + 1 < steps:
                 return False
         if self.rows.seed == self.study.seeds[0]:
