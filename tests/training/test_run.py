@@ -44,7 +44,8 @@ def test_a_run_is_plain_pytorch() -> None:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        average = {n: 0.9 * average[n] + 0.1 * p.detach().double() for n, p in model.named_parameters()}
+        keep = min(0.9, (1 + step) / (10 + step))
+        average = {n: keep * average[n] + (1 - keep) * p.detach().double() for n, p in model.named_parameters()}
         progress = run.advance()
         assert (progress.loss, progress.grad_norm) == (loss.item(), norm.item())
         assert (progress.scale, progress.skipped) == (1.0, False)

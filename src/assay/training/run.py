@@ -91,7 +91,7 @@ class Run:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        keep = self.training.average
+        keep = min(self.training.average, (1 + self.step) / (10 + self.step))  # the first weights are soon forgotten
         averages = list(self.average.values())
         torch._foreach_lerp_(averages, [p.detach().float() for p in self.model.parameters()], 1 - keep)
 

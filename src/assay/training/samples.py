@@ -17,12 +17,14 @@ from assay.training.tasks import TextToImageTask
 
 COUNT, ACROSS, SCALE = 16, 8, 2
 """Images of a grid, those of a row, and pixels for one of theirs."""
+MOST = 4
+"""Trainings that are shown."""
 
 
 def save_samples(folder: Path, runs: dict[str, Run], seed: int) -> None:
-    """A grid for each training, by the average of its weights; and whose images it learnt from. Nothing for text."""
+    """A grid for each of the first, by the average of its weights, and whose images they learnt from; none for text."""
     entries = _known(folder)
-    for name, run in runs.items():
+    for name, run in list(runs.items())[:MOST]:
         if isinstance(run.task, TextToImageTask):
             title = f"{name}, seed {seed}, {run.step} steps"
             file = f"seed-{seed}-{safe_name(name)}.png"

@@ -193,9 +193,13 @@ class Session:
             if late and step + 1 < steps:
                 return False
         if self.rows.seed == self.study.seeds[0]:
-            whole = {name: run for name, run in runs.items() if name not in self.stopped}
-            save_samples(self.samples, whole, self.rows.seed)
+            save_samples(self.samples, self._shown(runs), self.rows.seed)
         return True
+
+    def _shown(self, runs: dict[str, Run]) -> dict[str, Run]:
+        """Of which samples are drawn: the first few that are not the same training again."""
+        whole = [(name, run) for name, run in runs.items() if name not in self.stopped]
+        return {n: r for i, (n, r) in enumerate(whole) if all(r.training != o.training for _, o in whole[:i])}
 
     def _stop_again(self, runs: dict[str, Run]) -> None:
         """Trainings that were stopped before the save are behind the others: their next step says why once more."""
