@@ -77,6 +77,12 @@ def test_c8_where_another_initialisation_comes_nearer() -> None:
     assert "×" not in found.ours[0]
 
 
+def test_c9_takes_flash_in_fp16_where_it_was_trained() -> None:
+    found = claim(pairs(SIZES | {"flash in FP16": (0.0, 0.75e-6)}), "C9")
+    assert found.ours[0] == "text_to_image tiny, FP16: 4× [4, 4] the W1 of flash in FP16"
+    assert found.ours[1].endswith("the W1 of flash")
+
+
 def test_c9_is_judged_for_each_low_precision_and_for_the_control() -> None:
     found = claim(pairs(), "C9")
     assert found.verdict == "holds only when …"
