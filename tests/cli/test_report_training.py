@@ -100,6 +100,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(folder: Path, monkeypatch: 
     def full(path: Path, data: bytes) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("assay.report.files.write_whole", full)
+    monkeypatch.setattr("assay._files.write_whole", full)
     with pytest.raises(typer.Exit):
         conclude("pair", folder, asked="", as_json=False, claims=False)

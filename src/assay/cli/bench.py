@@ -211,7 +211,7 @@ def _tell(outcome: Outcome, json_file: str | None) -> None:
 
 
 def _write(name: str, outcome: Outcome) -> None:
-    from assay.report.files import write_whole
+    from assay._files import write_whole
     from assay.results.environment import environment
 
     date = datetime.now(UTC).isoformat(timespec="seconds")

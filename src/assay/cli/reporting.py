@@ -57,7 +57,7 @@ def _is_there(package: str) -> bool:
 
 def remember(folder: Path, *, asked: str, command: str) -> None:
     """Keep what was asked beside the records, so that the page says it whenever it is made."""
-    from assay.report.files import write_whole
+    from assay._files import write_whole
 
     write_whole(folder / _ASKED, json.dumps({"asked": asked, "command": command}, ensure_ascii=False).encode())
 

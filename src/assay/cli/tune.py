@@ -24,9 +24,9 @@ def tune(
     """
     import torch
 
+    from assay._files import write_whole
     from assay.bench.tune import DIMS, Task, compile_all, count, measure, merged, tasks
     from assay.flash.tuning import KERNELS, Tile, file_name, folder
-    from assay.report.files import write_whole
 
     with refusing(_NAME, ValueError, OSError):
         if not torch.cuda.is_available():

@@ -68,7 +68,7 @@ def quick() -> PairStudy:
 
 
 def paper() -> PairStudy:
-    """A text-to-image model of a million parameters, with more arms: half an hour on a laptop."""
+    """A text-to-image model of a million parameters, with more arms."""
     return figure_8(Training(size="1m", steps=320, batch=16), more=True)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from assay._files import write_whole
 from assay.report.attribution import Attribution
 from assay.report.claims import Claim
 from assay.report.content import content
-from assay.report.files import write_whole
 from assay.report.markdown import markdown
 from assay.report.page import page
 from assay.report.pictures import Picture

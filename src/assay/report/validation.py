@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from assay.report.files import write_whole
+from assay._files import write_whole
 
 Row = Mapping[str, Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from assay._files import write_whole
 from assay.training.run import Run
 from assay.training.snapshots import safe_name
 from assay.training.tasks import TextToImageTask
@@ -29,11 +29,11 @@ def save_samples(folder: Path, runs: dict[str, Run], seed: int) -> None:
             title = f"{name}, seed {seed}, {run.step} steps"
             file = f"seed-{seed}-{safe_name(name)}.png"
             captions, images = _painted(run, run.task)
-            write(folder / file, png(grid(images)))
+            write_whole(folder / file, png(grid(images)))
             entries = [entry for entry in entries if entry["file"] != file]
             entries.append({"file": file, "title": title, "captions": captions, "attribution": run.task.attribution})
     if entries:
-        write(folder / "samples.json", json.dumps(entries, ensure_ascii=False).encode())
+        write_whole(folder / "samples.json", json.dumps(entries, ensure_ascii=False).encode())
 
 
 @torch.no_grad()
@@ -78,11 +78,3 @@ def _known(folder: Path) -> list[dict[str, object]]:
         return found
     except (OSError, ValueError):
         return []
-
-
-def write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_bytes(content)
-    os.replace(scratch, path)

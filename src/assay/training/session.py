@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from assay._files import write_whole
 from assay.executors.local import run_tasks
 from assay.results.record import Record
 from assay.results.store import Store
@@ -25,7 +26,7 @@ from assay.training.determinism import deterministic
 from assay.training.observation import KINDS, Observation, Sorted, differences, observe
 from assay.training.rows import Rows, is_of_run
 from assay.training.run import Run
-from assay.training.samples import save_samples, write
+from assay.training.samples import save_samples
 from assay.training.tasks import find_task
 from assay.training.training import Pair, PairStudy
 
@@ -159,7 +160,7 @@ class Session:
                 return False
         if self.apart:
             self._compare_snapshots()
-        write(self.end, json.dumps({"identity": self.rows.identity, "stopped": self.stopped}).encode())
+        write_whole(self.end, json.dumps({"identity": self.rows.identity, "stopped": self.stopped}).encode())
         return True
 
     def _ended(self) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from assay._files import write_whole
 from assay.models.arithmetic import Arithmetic
 from assay.training.attention import find_attention
 from assay.training.observation import KINDS, Observation
@@ -48,11 +49,11 @@ def _free(device: torch.device) -> int:
 
 def save(folder: Path, name: str, step: int, observation: Observation) -> None:
     """Whole or not at all."""
+    tensors = {f"{kind} {key}": value.cpu().contiguous() for kind in KINDS for key, value in observation[kind].items()}
     path = _path(folder, name, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{kind} {key}": value.cpu().contiguous() for kind in KINDS for key, value in observation[kind].items()}
     scratch = path.with_suffix(".tmp")
-    save_file(tensors, scratch)
+    save_file(tensors, scratch)  # straight to the disk: memory is what there is too little of
     os.replace(scratch, path)
 
 
@@ -70,11 +71,7 @@ def load(folder: Path, name: str, step: int) -> Observation | None:
 
 def save_skips(folder: Path, name: str, steps: list[int]) -> None:
     """The steps that a training skipped, for the one that skips like it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{safe_name(name)}.json"
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(steps), encoding="utf-8")
-    os.replace(scratch, path)
+    write_whole(folder / f"{safe_name(name)}.json", json.dumps(steps).encode())
 
 
 def load_skips(folder: Path, name: str) -> list[int]:
