@@ -28,13 +28,13 @@ def test_as_compare_state_dicts_and_scipy_have_it() -> None:
     whole, *layers = differences(arm, reference)
     expected = assay.compare_state_dicts(arm, reference)
     for found, wanted in zip((whole, *layers), (expected.combined, *expected.layers), strict=True):
-        assert found.layer == ("" if wanted is expected.combined else wanted.name)
-        assert found.elements == wanted.count
-        figures = (wanted.max, wanted.rmse, wanted.wasserstein, wanted.reference_std)
-        assert found[2:] == pytest.approx(figures, rel=1e-5)
+        assert found.name == ("" if wanted is expected.combined else wanted.name)
+        assert found.count == wanted.count
+        for figure in ("max", "rmse", "wasserstein", "reference_std"):
+            assert getattr(found, figure) == pytest.approx(getattr(wanted, figure), rel=1e-5), figure
     for layer in layers:
-        values = (x[layer.layer].double().flatten().numpy() for x in (arm, reference))
-        assert layer.w1 == pytest.approx(wasserstein_distance(*values), rel=1e-6)
+        values = (x[layer.name].double().flatten().numpy() for x in (arm, reference))
+        assert layer.wasserstein == pytest.approx(wasserstein_distance(*values), rel=1e-6)
 
 
 def test_other_dtypes_are_compared_by_value() -> None:
@@ -49,19 +49,19 @@ def test_other_dtypes_are_compared_by_value() -> None:
 def test_a_permutation_has_no_distance_but_differs() -> None:
     x = torch.arange(10.0)
     whole, _ = differences({"x": x.flip(0)}, {"x": x})
-    assert (whole.w1, whole.max) == (0, 9)
+    assert (whole.wasserstein, whole.max) == (0, 9)
 
 
 def test_equal_tensors_are_exactly_0() -> None:
     arm, _ = two()
     for found in differences({name: x.clone() for name, x in arm.items()}, arm):
-        assert (found.max, found.rmse, found.w1) == (0, 0, 0)
+        assert (found.max, found.rmse, found.wasserstein) == (0, 0, 0)
 
 
 def test_what_only_one_has_is_left_out() -> None:
     x = torch.arange(4.0)
     found = differences({"x": x, "mine": x, "other": x}, {"x": x + 1, "yours": x, "other": x[:2]})
-    assert [(d.layer, d.elements, d.max) for d in found] == [("", 4, 1), ("x", 4, 1)]
+    assert [(d.name, d.count, d.max) for d in found] == [("", 4, 1), ("x", 4, 1)]
     assert differences({"mine": x}, {"yours": x}) == []
 
 
@@ -72,7 +72,9 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
     spoilt[2] = bad
     for arm, reference in ((spoilt, x), (x, spoilt)):
         whole, layer = differences({"x": arm}, {"x": reference})
-        assert not any(map(math.isfinite, (layer.max, layer.rmse, layer.w1, whole.max, whole.rmse, whole.w1)))
+        assert not any(
+            map(math.isfinite, (layer.max, layer.rmse, layer.wasserstein, whole.max, whole.rmse, whole.wasserstein))
+        )
 
 
 def test_sorting_once_for_several_pairs_changes_nothing() -> None:

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from assay.metrics.state_dicts import WeightDifference
 from assay.results.training_record import TRAINING
-from assay.training.observation import Difference
 from assay.training.precision import POLICIES
 from assay.training.rows import Rows, identity_of, is_of_run
 from assay.training.run import Progress
 from assay.training.training import Pair, PairStudy, Training
 from tests.training.small import BASE, control_study, new_run
 
-FOUND = Difference("block", 10, 0.5, 0.25, 0.125, 2.0)
+FOUND = WeightDifference(name="block", count=10, max=0.5, rmse=0.25, wasserstein=0.125, reference_std=2.0)
 
 
 def shift(model: nn.Module, by: float = 0.0) -> None:
@@ -80,9 +80,10 @@ def test_a_layer_of_a_pair() -> None:
     }
     assert {name: row[name] for name in expected} == expected
     assert not is_of_run(row["id"])
-    still = rows.of_pair(low, new_run(), 2, "weights", FOUND._replace(std=0.0), 0.5)
+    still = rows.of_pair(low, new_run(), 2, "weights", replace(FOUND, reference_std=0.0), 0.5)
     assert (still["relative_rmse"], still["relative_w1"]) == (math.inf, math.inf)
-    null = rows.of_pair(low, new_run(), 2, "weights", Difference("", 10, 0.0, 0.0, 0.0, 0.0), 0.5)
+    nothing = replace(FOUND, rmse=0.0, wasserstein=0.0, reference_std=0.0)
+    null = rows.of_pair(low, new_run(), 2, "weights", nothing, 0.5)
     assert (null["relative_rmse"], null["relative_w1"]) == (0.0, 0.0)
 
 
@@ -90,7 +91,7 @@ def test_an_id_is_of_its_place() -> None:
     study = control_study()
     rows, run = Rows(study, "mine", 0, "cpu"), new_run()
     ids = [
-        Rows(study, "mine", seed, "cpu").of_pair(pair, run, step, kind, FOUND._replace(layer=layer), 0.1)["id"]
+        Rows(study, "mine", seed, "cpu").of_pair(pair, run, step, kind, replace(FOUND, name=layer), 0.1)["id"]
         for seed in (0, 1)
         for pair in study.pairs
         for step in (1, 2)

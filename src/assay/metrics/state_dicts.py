@@ -74,7 +74,7 @@ def compare_state_dicts(
         )
     layers = tuple(_compare_layer(name, actual[name], reference[name], p) for name in names)
     skipped = tuple(name for name in reference if name not in set(names))
-    return StateDictComparison(layers=layers, combined=_combine(layers), skipped=skipped, p=p)
+    return StateDictComparison(layers=layers, combined=combine("combined", layers), skipped=skipped, p=p)
 
 
 def _is_weight(value: object) -> bool:
@@ -122,9 +122,10 @@ def _compare_layer(name: str, actual: Tensor, reference: Tensor, p: float) -> We
     )
 
 
-def _combine(layers: Sequence[WeightDifference]) -> WeightDifference:
+def combine(name: str, layers: Sequence[WeightDifference]) -> WeightDifference:
+    """All layers as one: the same in whatever order they come."""
     return WeightDifference(
-        name="combined",
+        name=name,
         count=sum(layer.count for layer in layers),
         max=_largest(layer.max for layer in layers),
         rmse=math.sqrt(_weighted_mean((layer.count, layer.rmse**2) for layer in layers)),
@@ -135,7 +136,7 @@ def _combine(layers: Sequence[WeightDifference]) -> WeightDifference:
 
 def _weighted_mean(pairs: Iterable[tuple[int, float]]) -> float:
     pairs = list(pairs)
-    return sum(count * value for count, value in pairs) / sum(count for count, _ in pairs)
+    return math.fsum(count * value for count, value in pairs) / sum(count for count, _ in pairs)
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from assay.metrics.sorted_runs import sorted_values
+from assay.metrics.state_dicts import WeightDifference, combine
 from assay.training.optimizers import states
 from assay.training.run import Run
 from assay.training.tasks import layers
@@ -47,19 +46,6 @@ def _activations(run: Run) -> dict[str, Tensor]:
     return found
 
 
-class Difference(NamedTuple):
-    """Of one layer, or of all ("")."""
-
-    layer: str
-    elements: int
-    max: float
-    rmse: float
-    w1: float
-    """Over all layers: the mean of the layers', weighted by their counts."""
-    std: float
-    """The reference's own spread; over all layers the root mean square of the layers'."""
-
-
 class Sorted:
     """The values of tensors in order, each sorted once for all pairs that it is in."""
 
@@ -75,8 +61,8 @@ class Sorted:
 
 def differences(
     arm: Mapping[str, Tensor], reference: Mapping[str, Tensor], ordered: Sorted | None = None
-) -> list[Difference]:
-    """All layers as one, then each that both have in one shape. Not finite where a tensor is not.
+) -> list[WeightDifference]:
+    """All layers as one (""), then each that both have in one shape. Not finite where a tensor is not.
 
     Share `ordered` between pairs whose tensors are the same and do not change in between.
     """
@@ -85,8 +71,13 @@ def differences(
     if not names:
         return []
     figures = torch.stack([_figures(arm[name], reference[name], ordered) for name in names]).tolist()
-    found = [Difference(name, reference[name].numel(), *values) for name, values in zip(names, figures, strict=True)]
-    return [_whole(found), *found]
+    found = [
+        WeightDifference(
+            name=name, count=reference[name].numel(), max=most, rmse=rmse, wasserstein=w1, reference_std=std
+        )
+        for name, (most, rmse, w1, std) in zip(names, figures, strict=True)
+    ]
+    return [combine("", found), *found]
 
 
 @torch.no_grad()
@@ -103,18 +94,4 @@ def _figures(arm: Tensor, reference: Tensor, ordered: Sorted) -> Tensor:
             torch.where(most.isfinite(), w1, torch.nan),
             b.std(unbiased=False).double(),
         )
-    )
-
-
-def _whole(layers: list[Difference]) -> Difference:
-    """In any order of the layers the same: snapshots come back in another."""
-    count = sum(layer.elements for layer in layers)
-    largest = [layer.max for layer in layers]
-    return Difference(
-        "",
-        count,
-        math.nan if any(map(math.isnan, largest)) else max(largest),
-        math.sqrt(math.fsum(layer.elements * layer.rmse**2 for layer in layers) / count),
-        math.fsum(layer.elements * layer.w1 for layer in layers) / count,
-        math.sqrt(math.fsum(layer.elements * layer.std**2 for layer in layers) / count),
     )

@@ -9,10 +9,10 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from assay.metrics.state_dicts import WeightDifference
 from assay.results.environment import environment
 from assay.results.record import Record
 from assay.results.training_record import TRAINING
-from assay.training.observation import Difference
 from assay.training.run import Progress, Run
 from assay.training.training import Pair, PairStudy, Training, changes
 
@@ -51,11 +51,11 @@ class Rows:
             seconds=progress.seconds,
         )
 
-    def of_pair(self, pair: Pair, arm: Run, step: int, kind: str, found: Difference, seconds: float) -> Record:
+    def of_pair(self, pair: Pair, arm: Run, step: int, kind: str, found: WeightDifference, seconds: float) -> Record:
         """One layer of one pair at one step."""
         name, before, after = _changed(pair, self.study)
         return self._row(
-            (pair.name, step, kind, found.layer),
+            (pair.name, step, kind, found.name),
             arm,
             pair=pair.name,
             arm=pair.arm,
@@ -64,15 +64,15 @@ class Rows:
             changed_from=before,
             changed_to=after,
             kind=kind,
-            layer=found.layer,
+            layer=found.name,
             step=step,
-            count=found.elements,
+            count=found.count,
             max=found.max,
             rmse=found.rmse,
-            w1=found.w1,
-            std=found.std,
-            relative_rmse=_over(found.rmse, found.std),
-            relative_w1=_over(found.w1, found.std),
+            w1=found.wasserstein,
+            std=found.reference_std,
+            relative_rmse=found.relative_rmse,
+            relative_w1=found.relative_wasserstein,
             seconds=seconds,
         )
 
@@ -121,12 +121,6 @@ def _changed(pair: Pair, study: PairStudy) -> tuple[str, str, str]:
     found = changes(study.trainings[pair.arm], study.trainings[pair.reference])
     before, after = (", ".join(_name(values[side]) for values in found.values()) for side in (0, 1))
     return ", ".join(found), before, after
-
-
-def _over(value: float, unit: float) -> float:
-    if unit == 0:
-        return 0.0 if value == 0 else float("inf")
-    return value / unit
 
 
 def _hash(parts: Any) -> str:
