@@ -16,7 +16,7 @@ import torch
 
 from assay.recipes.pairs import figure_8
 from assay.training.determinism import deterministic
-from assay.training.observation import KINDS, Sorted, differences, observe
+from assay.training.observation import KINDS, Known, differences, observe
 from assay.training.run import Run
 from assay.training.tasks import find_task
 from assay.training.training import Training
@@ -56,13 +56,11 @@ def main() -> None:
         training = sum(statistics.median(seconds(run.advance, device) for _ in range(STEPS)) for run in runs.values())
 
         def measure() -> None:
-            for run in runs.values():
-                run.held_out()
-            seen = {name: observe(run) for name, run in runs.items()}
+            seen = {name: observe(run)[1] for name, run in runs.items()}
             for kind in KINDS:
-                ordered = Sorted()
+                known = Known()
                 for pair in study.pairs:
-                    differences(seen[pair.arm][kind], seen[pair.reference][kind], ordered)
+                    differences(seen[pair.arm][kind], seen[pair.reference][kind], known)
 
         measure()
         measuring = statistics.median(seconds(measure, device) for _ in range(3))

@@ -138,7 +138,7 @@ def test_apart_is_said_and_another_study_in_the_folder_refused(recipe: str, tmp_
     path.write_text(RECIPE.replace("batch=4", "batch=5"))
     done = assay("pair", f"{recipe}:apart", "--out", str(folder), *OPTIONS)
     assert done.returncode == 2, done.stderr
-    assert "is a checkpoint of other trainings" in " ".join(done.stderr.split())
+    assert "is of other trainings" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 

@@ -41,7 +41,7 @@ def test_another_study_is_refused(tmp_path: Path) -> None:
     before = {name: state(run) for name, run in loaded.items()}
     for wrong in ({"identity": "yours"}, {"runs": {"a": loaded["a"]}}, {"runs": dict(reversed(loaded.items()))}):
         given = {"runs": loaded, "identity": "mine", **wrong}
-        with pytest.raises(ValueError, match="step-1 is a checkpoint of other trainings"):
+        with pytest.raises(ValueError, match="step-1 is of other trainings"):
             checkpoints.load(tmp_path, given["runs"], given["identity"])  # type: ignore[arg-type]
     for name, run in loaded.items():
         assert_same_bits(state(run), before[name])

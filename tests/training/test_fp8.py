@@ -198,7 +198,7 @@ def test_on_cuda_as_on_the_cpu(rows: int) -> None:
     grad = draw(rows, 64, seed=4).bfloat16()
     results: list[list[Tensor]] = []
     for device in ("cpu", "cuda"):
-        leaves = [t.to(device).requires_grad_() for t in (x, weight, bias)]
+        leaves = [t.detach().to(device).requires_grad_() for t in (x, weight, bias)]
         out = fp8_linear(*leaves)
         out.backward(grad.to(device))
         results.append([out.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves if leaf.grad is not None)])

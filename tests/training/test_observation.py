@@ -12,7 +12,7 @@ from scipy.stats import wasserstein_distance
 from torch import Tensor
 
 import assay
-from assay.training.observation import KINDS, Sorted, differences, observe
+from assay.training.observation import KINDS, Known, differences, observe
 from tests.training.small import BASE, TEXT, new_run, trained
 
 
@@ -80,10 +80,17 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
 def test_sorting_once_for_several_pairs_changes_nothing() -> None:
     arm, reference = two()
     other = {name: 2 * x for name, x in arm.items()}
-    ordered = Sorted()
+    known = Known()
     for one in (arm, other):
-        assert differences(one, reference, ordered) == differences(one, reference)
-    assert len(ordered._known) == 3 * len(reference)
+        assert differences(one, reference, known) == differences(one, reference)
+    assert len(known._ordered) == 3 * len(reference)
+
+
+def test_equal_tensors_are_not_sorted() -> None:
+    arm, _ = two()
+    known = Known()
+    assert differences({name: x.clone() for name, x in arm.items()}, arm, known)[0].wasserstein == 0
+    assert not known._ordered
 
 
 def test_the_order_of_the_layers_does_not_matter() -> None:
@@ -96,7 +103,7 @@ def test_the_order_of_the_layers_does_not_matter() -> None:
 def test_what_is_observed(task: str) -> None:
     run = trained(BASE if task == "images" else TEXT, steps=1)
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
-    seen = observe(run)
+    held_out, seen = observe(run)
     assert tuple(seen) == KINDS
     names = {name for name, _ in run.model.named_parameters()}
     assert seen["weights"].keys() == seen["gradients"].keys() == names
@@ -112,6 +119,8 @@ def test_what_is_observed(task: str) -> None:
         else:
             expected = run.model(batch[0][:, :-1])
     assert torch.equal(seen["activations"]["output"], expected)
+    with torch.no_grad():
+        assert held_out == float(run.task.loss(run.model, batch))
     assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
     assert not any(module._forward_hooks for module in run.model.modules())
 
@@ -119,6 +128,6 @@ def test_what_is_observed(task: str) -> None:
 def test_other_weights_show_in_every_kind() -> None:
     one, other = (trained(replace(BASE, init_seed=seed), steps=2) for seed in (0, 1))
     for kind in KINDS:
-        assert differences(observe(one)[kind], observe(other)[kind])[0].max > 0
+        assert differences(observe(one)[1][kind], observe(other)[1][kind])[0].max > 0
     untrained = new_run(BASE)
-    assert observe(untrained)["gradients"] == observe(untrained)["optimizer"] == {}
+    assert observe(untrained)[1]["gradients"] == observe(untrained)[1]["optimizer"] == {}

@@ -287,7 +287,7 @@ def test_tf32_on_cuda_is_near_its_emulation() -> None:
     x, weight = torch.randn(64, 256), torch.randn(32, 256)
     both = []
     for device in ("cpu", "cuda"):
-        leaf = weight.to(device).requires_grad_()
+        leaf = weight.detach().to(device).requires_grad_()
         out = tf32_linear(x.to(device), leaf)
         out.square().sum().backward()
         assert leaf.grad is not None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from assay.models.arithmetic import Arithmetic
 from assay.training.attention import find_attention
 from assay.training.blame import Diverged
+from assay.training.observation import observe
 from assay.training.optimizers import learning_rate
 from assay.training.precision import POLICIES
 from assay.training.tasks import find_task
@@ -83,7 +84,7 @@ def test_two_equal_trainings_have_the_same_bits_whatever_else_is_drawn() -> None
     for _ in range(BASE.steps):
         torch.randn(7)
         run.advance()
-        run.held_out()
+        observe(run)
     assert_same_bits(state(run), state(one))
 
 
@@ -195,4 +196,4 @@ def test_held_out_loss_is_of_the_probe() -> None:
     run = new_run(replace(BASE, precision="fp32"))
     images, _, noise, _ = run.task.probe()
     expected = (noise - images).square().mean().item()  # a new model says 0
-    assert run.held_out() == pytest.approx(expected, rel=1e-6)
+    assert observe(run)[0] == pytest.approx(expected, rel=1e-6)

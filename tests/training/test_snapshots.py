@@ -14,7 +14,7 @@ from tests.training.small import BASE, TEXT, assert_same_bits, new_run, trained
 
 
 def test_an_observation_comes_back(tmp_path: Path) -> None:
-    seen = observe(trained(TEXT, steps=1))
+    _, seen = observe(trained(TEXT, steps=1))
     seen["weights"]["turned"] = torch.arange(6.0).reshape(2, 3).t()
     snapshots.save(tmp_path, "an arm: 1/2", 3, seen)
     found = snapshots.load(tmp_path, "an arm: 1/2", 3)

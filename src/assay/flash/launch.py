@@ -25,6 +25,8 @@ FEW, MANY = 16, 1024
 """Queries and keys from which on the keys are split."""
 LARGEST_ROWS = 128
 """That a tile of a backward kernel may have."""
+_REGISTERS = 168
+"""Of a thread with ALiBi at most: three programs of four warps stay on a multiprocessor, as many as without."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -90,6 +92,7 @@ def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
         VALUE_DIM=v.shape[3],
         LINEAR=_linear(call),
         **_sizes(call, tile),
+        **({"maxnreg": _REGISTERS} if _near(call) and padded(q.shape[3]) <= 64 else {}),
     )
 
 

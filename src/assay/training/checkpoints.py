@@ -39,6 +39,11 @@ def save(folder: Path, runs: dict[str, Run], identity: str) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
+def size(run: Run) -> int:
+    """Bytes that its tensors take, about: the optimizer's come with its first step."""
+    return 4 * sum(p.nbytes for p in run.model.parameters())
+
+
 def load(folder: Path, runs: dict[str, Run], identity: str) -> bool:
     """Restore the trainings; False where nothing was saved. Another study's checkpoint is a ValueError."""
     saved = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
@@ -47,12 +52,14 @@ def load(folder: Path, runs: dict[str, Run], identity: str) -> bool:
     latest = saved[-1]
     numbers: dict[str, Any] = json.loads((latest / _NUMBERS).read_text(encoding="utf-8"))
     if numbers["identity"] != identity or list(numbers["runs"]) != list(runs):
-        raise ValueError(
-            f"{latest} is a checkpoint of other trainings (another model, other data or settings). Name another folder "
-            "with --out, or delete it."
-        )
+        raise ValueError(of_others(latest))
     for number, (name, run) in enumerate(runs.items()):
         with safe_open(latest / f"{number}.safetensors", framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in list(file.keys())}
             run.restore(tensors, numbers["runs"][name])
     return True
+
+
+def of_others(path: Path) -> str:
+    """Why what is there is of no use."""
+    return f"{path} is of other trainings (another model, other data or settings). Name another folder with --out."

@@ -27,8 +27,8 @@ def is_of_run(identity: str) -> bool:
 class Rows:
     """Makes the rows of one seed of a study."""
 
-    def __init__(self, study: PairStudy, recipe: str, seed: int, device: str) -> None:
-        self.study, self.seed = study, seed
+    def __init__(self, study: PairStudy, recipe: str, seed: int, device: str, alone: bool = True) -> None:
+        self.study, self.seed, self._alone = study, seed, alone
         self._environment = environment(device)
         self._recipe = recipe
         self.identity = identity_of(study, seed, self._environment["device"])
@@ -47,7 +47,7 @@ class Rows:
             grad_norm=progress.grad_norm,
             scale=progress.scale,
             skipped=len(run.skipped),
-            step_seconds=progress.seconds,
+            step_seconds=progress.seconds if self._alone else None,
             seconds=progress.seconds,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -80,11 +81,6 @@ class Run:
         for part in range(self.training.accumulate):
             self.task.loss(self.model, self.on_device(self.task.batch(self.training, self.step, part)))
 
-    @torch.no_grad()
-    def held_out(self) -> float:
-        """The loss on the probe."""
-        return float(self.task.loss(self.model, self.on_device(self.task.probe())))
-
     def on_device(self, batch: Batch) -> Batch:
         """The batch where the model is."""
         return tuple(x.to(self.device, non_blocking=True) for x in batch)
@@ -105,6 +101,14 @@ class Run:
             yield f"average {name}", value
         for name, value in states(self.model, self.optimizers):
             yield f"optimizer {name}", value
+
+    def digest(self) -> str:
+        """SHA-256 of the weights' names and bits: two trainings with the same one came to the same weights."""
+        found = hashlib.sha256()
+        for name, parameter in self.model.named_parameters():
+            found.update(name.encode())
+            found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
     def numbers(self) -> dict[str, Any]:
         """The rest of it, as JSON takes it."""

@@ -7,6 +7,7 @@ then. What was trained after the last save is trained again, to the same bits.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ from assay.results.training_record import TRAINING
 from assay.training import checkpoints, snapshots
 from assay.training.blame import Diverged
 from assay.training.determinism import deterministic
-from assay.training.observation import KINDS, Observation, Sorted, differences, observe
+from assay.training.observation import KINDS, Known, Observation, differences, observe
 from assay.training.rows import Rows, is_of_run
 from assay.training.run import Run
 from assay.training.samples import save_samples
@@ -32,6 +33,10 @@ from assay.training.training import Pair, PairStudy
 
 SAVE_EVERY = 60.0
 """Seconds from one save to the next, at least."""
+SAVE_SHARE = 1 / 20
+"""Of the time, for saving: large models take long to write."""
+SLOW_DISK = 200e6
+"""Bytes a second, until a save has been timed."""
 Tell = Callable[[int, str], None]
 """Told now and then: how many steps of all trainings are done, and what the last one was like, if that is known."""
 
@@ -56,6 +61,8 @@ class _Task(NamedTuple):
     device: str
     recipe: str
     deadline: float | None
+    alone: bool
+    """Whether no other seed shares the device: only then are its times its own."""
 
 
 def run_pairs(
@@ -70,9 +77,10 @@ def run_pairs(
 ) -> Outcome:
     """Train what `folder` lacks of the study, `jobs` seeds at a time; with `seconds`, for about so long, then save."""
     deadline = None if seconds is None else time.time() + seconds
-    tasks = [_Task(study, seed, folder, device, recipe, deadline) for seed in study.seeds]
     if any(training.change is not None for training in study.trainings.values()):
         jobs = 1  # a function of the user's cannot go to another process
+    alone = device == "cpu" or jobs == 1 or len(study.seeds) == 1
+    tasks = [_Task(study, seed, folder, device, recipe, deadline, alone) for seed in study.seeds]
     with Store(folder, TRAINING) as store:
         here = _Here(store, tell)
         function = here.train if jobs == 1 or len(tasks) == 1 else _train
@@ -107,7 +115,7 @@ class _Here:
 
 def _train(task: _Task, store: Store | None = None, told: Callable[[str], None] = lambda words: None) -> Outcome:
     with deterministic():  # the rows too: they say how many threads there were
-        rows = Rows(task.study, task.recipe, task.seed, task.device)
+        rows = Rows(task.study, task.recipe, task.seed, task.device, task.alone)
         if store is not None:
             session = Session(task.study, rows, store, task.folder, task.device, task.deadline, told)
             return session.outcome()
@@ -140,6 +148,9 @@ class Session:
         self.snapshots = folder / "snapshots" / f"seed-{rows.seed}"
         self.end = folder / "ended" / f"seed-{rows.seed}.json"
         self.stopped: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
+        """Of the weights that the trainings came to."""
+        self._seen: dict[str, Observation] = {}
         self.apart = not snapshots.fits(self.trainings, self.device)
 
     def outcome(self) -> Outcome:
@@ -160,15 +171,21 @@ class Session:
                 return False
         if self.apart:
             self._compare_snapshots()
-        write_whole(self.end, json.dumps({"identity": self.rows.identity, "stopped": self.stopped}).encode())
+        ended = {"identity": self.rows.identity, "stopped": self.stopped, "weights": self.digests}
+        write_whole(self.end, json.dumps(ended).encode())
+        for folder in (self.saves, self.snapshots):  # gigabytes, of no use any more
+            shutil.rmtree(folder, ignore_errors=True)
         return True
 
     def _ended(self) -> dict[str, str] | None:
         try:
             found = json.loads(self.end.read_text(encoding="utf-8"))
-            return dict(found["stopped"]) if found["identity"] == self.rows.identity else None
+            identity, stopped = found["identity"], dict(found["stopped"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        if identity != self.rows.identity:
+            raise ValueError(checkpoints.of_others(self.end))
+        return stopped
 
     def _order(self) -> list[str]:
         """Whoever skips like another comes after it."""
@@ -178,7 +195,8 @@ class Session:
         place = self.saves / snapshots.safe_name("-".join(runs)) if self.apart else self.saves
         checkpoints.load(place, runs, self.rows.identity)
         self._stop_again(runs)
-        saved, took, steps = time.monotonic(), 0.0, _steps(self.study)
+        saved, steps = time.monotonic(), _steps(self.study)
+        took = sum(checkpoints.size(run) for run in runs.values()) / SLOW_DISK
         while (step := max(run.step for run in runs.values())) < steps and not self.stopped.keys() >= runs.keys():
             for name, run in runs.items():
                 if name not in self.stopped:
@@ -186,13 +204,15 @@ class Session:
             if self._compared_at(step + 1):
                 self._look(runs, step + 1)
             late = self.deadline is not None and time.time() > self.deadline
-            if late or step + 1 == steps or time.monotonic() - saved > max(SAVE_EVERY, 20 * took):
+            due = time.monotonic() - saved > max(SAVE_EVERY, took / SAVE_SHARE)
+            if late or due or (self.apart and step + 1 == steps):
                 began = time.monotonic()
                 checkpoints.save(place, runs, self.rows.identity)
                 saved = time.monotonic()
-                took = saved - began  # large models take long to write
+                took = saved - began
             if late and step + 1 < steps:
                 return False
+        self.digests |= {name: run.digest() for name, run in runs.items() if name not in self.stopped}
         if self.rows.seed == self.study.seeds[0]:
             save_samples(self.samples, self._shown(runs), self.rows.seed)
         return True
@@ -215,7 +235,9 @@ class Session:
         except Diverged as error:
             self.stopped[name] = str(error)
             return
-        held_out = run.held_out() if self._compared_at(run.step) else None
+        held_out = None
+        if self._compared_at(run.step):
+            held_out, self._seen[name] = observe(run)
         new = self._keep([self.rows.of_run(name, run, progress, held_out)])
         if self.apart:
             snapshots.save_skips(self.snapshots, name, run.skipped)
@@ -229,7 +251,7 @@ class Session:
         return step == 1 or step % self.study.every == 0 or step == _steps(self.study)
 
     def _look(self, runs: dict[str, Run], step: int) -> None:
-        seen = {name: observe(run) for name, run in runs.items() if name not in self.stopped}
+        seen, self._seen = self._seen, {}
         if self.apart:
             for name, observation in seen.items():
                 snapshots.save(self.snapshots, name, step, observation)
@@ -239,10 +261,10 @@ class Session:
     def _compare(self, seen: dict[str, Observation], runs: dict[str, Run], step: int) -> None:
         pairs = [pair for pair in self.study.pairs if pair.arm in seen and pair.reference in seen]
         for kind in KINDS:
-            ordered = Sorted()  # of one kind at a time: memory
+            known = Known()  # of one kind at a time: memory
             for pair in pairs:
                 one, other = seen[pair.arm][kind], seen[pair.reference][kind]
-                self._keep(self._differences(pair, runs[pair.arm], step, kind, one, other, ordered))
+                self._keep(self._differences(pair, runs[pair.arm], step, kind, one, other, known))
 
     def _differences(
         self,
@@ -252,10 +274,10 @@ class Session:
         kind: str,
         one: dict[str, Tensor],
         other: dict[str, Tensor],
-        ordered: Sorted | None = None,
+        known: Known | None = None,
     ) -> Iterable[Record]:
         began = time.perf_counter()
-        found = differences(one, other, ordered)
+        found = differences(one, other, known)
         seconds = (time.perf_counter() - began) / max(1, len(found))
         for difference in found:
             yield self.rows.of_pair(pair, arm, step, kind, difference, seconds)
