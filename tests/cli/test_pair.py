@@ -81,8 +81,9 @@ def figures(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_study_in_slices_and_at_once(recipe: str, tmp_path: Path) -> None:
-    at_once = assay("pair", f"{recipe}:mine", "--out", str(tmp_path / "once"), *OPTIONS, "--json")
+    at_once = assay("pair", f"{recipe}:mine", "--out", str(tmp_path / "once"), *OPTIONS, "--json", "--tensorboard")
     assert at_once.returncode == 0, at_once.stderr
+    assert list((tmp_path / "once" / "tensorboard").rglob("events*"))
     found = json.loads(at_once.stdout)
     assert [line["pair"] for line in found["pairs"]] == ["null", "flash", "other initialisation"]
     assert found["pairs"][0]["W1"] == found["pairs"][0]["max"] == "0 [0, 0]"

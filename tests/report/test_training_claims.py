@@ -113,6 +113,9 @@ def test_c10_is_about_a_gpu_with_both() -> None:
     assert found.verdict == "holds"
     assert found.ours == ("text_to_image tiny, A GPU: 1.14× [1.14, 1.14] as fast, whole steps, median of each seed",)
     assert claim(timed("A GPU", 0.1), "C10").verdict == "does not hold"
+    shared = claim([row | {"step_seconds": None} for row in timed("A GPU", 0.1)], "C10")
+    assert shared.verdict == "not measured here"
+    assert "shared the GPU" in shared.because
     only = [row for row in timed("A GPU", 0.1) if row["pair"] != "flash"]
     assert claim(only, "C10").verdict == "not measured here"
 

@@ -27,6 +27,7 @@ def pair(
         float | None, typer.Option(min=0, help="Stop after about so long; run it again to go on.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Seeds at a time.  [default: the cores; 1 on CUDA]")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for it to DIR/tensorboard.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what each pair came to as JSON.")] = False,
 ) -> None:
     """Train pairs that differ in exactly one thing, in lockstep, and compare their weights at chosen steps.
@@ -50,7 +51,7 @@ def pair(
         place = find_device(device)
     file, _, function = recipe.partition(":")
     folder = out or Path("runs") / "-".join(filter(None, ("pair", Path(file).stem, function)))
-    outcome = train("pair", study, folder, place, recipe, None if minutes is None else minutes * 60, jobs)
+    outcome = train("pair", study, folder, place, recipe, None if minutes is None else minutes * 60, jobs, tensorboard)
     rows = [row for row in all_records(folder, TRAINING) if row["recipe"] == recipe]
     tell(rows, as_json)
     if outcome.finished:
@@ -66,6 +67,7 @@ def train(
     recipe: str,
     seconds: float | None = None,
     jobs: int | None = None,
+    tensorboard: bool = False,
 ) -> Outcome:
     """Run what the folder lacks, with a progress bar. Ctrl-C says how to go on, and exits with 130."""
     from assay.executors.local import cores
@@ -83,7 +85,16 @@ def train(
 
         try:
             with refusing(command, ValueError, OSError, StoreError, MemoryError, RuntimeError):
-                return run_pairs(study, folder, device, recipe=recipe, seconds=seconds, jobs=jobs, tell=show)
+                return run_pairs(
+                    study,
+                    folder,
+                    device,
+                    recipe=recipe,
+                    seconds=seconds,
+                    jobs=jobs,
+                    tensorboard=tensorboard,
+                    tell=show,
+                )
         except KeyboardInterrupt:
             progress.stop()
             errors.print(f"Stopped. Go on with: {this_command()}", soft_wrap=True, markup=False)

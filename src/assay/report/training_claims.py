@@ -83,6 +83,9 @@ def _judged(number: str, outcomes: dict[str, Outcome], test: str, rows: Sequence
     if not rows:
         where = " on CUDA, with the same training under standard attention and under flash" if number == "C10" else ""
         return {"verdict": "not measured here", "because": f"No records of paired training{where}: assay pair quick."}
+    if not outcomes and number == "C10" and all(row["step_seconds"] is None for row in rows if row["kind"] == "run"):
+        because = "Several seeds shared the GPU, so no step was timed: assay pair speed times them one by one."
+        return {"verdict": "not measured here", "because": because}
     if not outcomes:
         because = "It needs at least two seeds, at two steps or more, of flash and of what it is compared with."
         return {"verdict": "undecided", "because": f"{because} assay pair quick has all."}

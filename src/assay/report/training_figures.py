@@ -18,6 +18,7 @@ MOST = 60
 """Points of a curve; where there are more steps, a point is the mean of some that follow each other."""
 KINDS = ("weights", "gradients", "optimizer", "activations")
 Curves = Mapping[str, Trajectory]
+_BEGUN = "Without step 1, where hardly anything has moved."
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ def figure_7(rows: Sequence[Record]) -> Chart | None:
 
     def curves(group: list[Record]) -> Curves:
         found = {"W1": trajectories(group, "w1"), "max": trajectories(group, "max")}
-        return {name: pairs[FLASH] for name, pairs in found.items() if FLASH in pairs}
+        return {name: _begun(pairs[FLASH]) for name, pairs in found.items() if FLASH in pairs}
 
     return _chart(
         anchor="figure-7",
         title="Figure 7: the weights, flash against baseline, over training",
         caption="Wasserstein distance (W1) and largest difference between the weights of the same training under "
-        "flash and under standard attention. The paper sees both grow.",
+        f"flash and under standard attention. The paper sees both grow. {_BEGUN}",
         y_title="difference of the weights",
         variants=_variants(rows, curves),
     )
@@ -63,7 +64,7 @@ def figure_8(rows: Sequence[Record]) -> Chart | None:
 
     def of(kind: str) -> Callable[[list[Record]], Curves]:
         return lambda group: {
-            name: found for name, found in trajectories(group, "relative_w1", kind).items() if name != NULL
+            name: _begun(found) for name, found in trajectories(group, "relative_w1", kind).items() if name != NULL
         }
 
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
@@ -76,7 +77,7 @@ def figure_8(rows: Sequence[Record]) -> Chart | None:
         anchor="figure-8",
         title="Figure 8: every pair, over training",
         caption="Wasserstein distance between the two trainings of each pair, over the spread of the reference's own "
-        "values. The paper compares slopes: flash against another initialisation and against low precision.",
+        f"values. The paper compares slopes: flash against another initialisation and against low precision. {_BEGUN}",
         y_title="W1 / standard deviation",
         variants=made,
     )
@@ -194,6 +195,13 @@ def _where(name: str, steps: Sequence[int], found: Trajectory) -> str:
         return f"{name} at every step"
     listed = ", ".join(map(str, steps[:6])) + (f" and {len(steps) - 6} more" if len(steps) > 6 else "")
     return f"{name} at step {listed}" if len(steps) == 1 else f"{name} at steps {listed}"
+
+
+def _begun(found: Trajectory) -> Trajectory:
+    """Without the first step, many decades below the others, if enough are left."""
+    if len(found.steps) < 3 or found.steps[0] != 1:
+        return found
+    return Trajectory(found.pair, {seed: {s: v for s, v in c.items() if s != 1} for seed, c in found.curves.items()})
 
 
 def _thinned(found: Curves, width: int) -> Curves:

@@ -24,6 +24,7 @@ from assay.results.training_record import TRAINING
 from assay.training import checkpoints, snapshots
 from assay.training.blame import Diverged
 from assay.training.determinism import deterministic
+from assay.training.events import Events
 from assay.training.observation import KINDS, Known, Observation, differences, observe
 from assay.training.rows import Rows, is_of_run
 from assay.training.run import Run
@@ -61,6 +62,7 @@ class _Task(NamedTuple):
     device: str
     recipe: str
     deadline: float | None
+    tensorboard: bool
     alone: bool
     """Whether no other seed shares the device: only then are its times its own."""
 
@@ -73,14 +75,18 @@ def run_pairs(
     recipe: str = "",
     seconds: float | None = None,
     jobs: int = 1,
+    tensorboard: bool = False,
     tell: Tell = lambda done, words: None,
 ) -> Outcome:
-    """Train what `folder` lacks of the study, `jobs` seeds at a time; with `seconds`, for about so long, then save."""
+    """Train what `folder` lacks of the study, `jobs` seeds at a time; with `seconds`, for about so long, then save.
+
+    `tensorboard` writes its events too, into a folder of that name.
+    """
     deadline = None if seconds is None else time.time() + seconds
     if any(training.change is not None for training in study.trainings.values()):
         jobs = 1  # a function of the user's cannot go to another process
     alone = device == "cpu" or jobs == 1 or len(study.seeds) == 1
-    tasks = [_Task(study, seed, folder, device, recipe, deadline, alone) for seed in study.seeds]
+    tasks = [_Task(study, seed, folder, device, recipe, deadline, tensorboard, alone) for seed in study.seeds]
     with Store(folder, TRAINING) as store:
         here = _Here(store, tell)
         function = here.train if jobs == 1 or len(tasks) == 1 else _train
@@ -117,10 +123,9 @@ def _train(task: _Task, store: Store | None = None, told: Callable[[str], None] 
     with deterministic():  # the rows too: they say how many threads there were
         rows = Rows(task.study, task.recipe, task.seed, task.device, task.alone)
         if store is not None:
-            session = Session(task.study, rows, store, task.folder, task.device, task.deadline, told)
-            return session.outcome()
+            return Session(task, rows, store, told).outcome()
         with Store(task.folder, TRAINING) as own:
-            return Session(task.study, rows, own, task.folder, task.device, task.deadline, told).outcome()
+            return Session(task, rows, own, told).outcome()
 
 
 def _steps(study: PairStudy) -> int:
@@ -130,19 +135,12 @@ def _steps(study: PairStudy) -> int:
 class Session:
     """One seed of a study."""
 
-    def __init__(
-        self,
-        study: PairStudy,
-        rows: Rows,
-        store: Store,
-        folder: Path,
-        device: str,
-        deadline: float | None,
-        told: Callable[[str], None],
-    ) -> None:
-        self.study, self.rows, self.store, self.deadline, self.told = study, rows, store, deadline, told
-        self.trainings = {name: t.reseeded(rows.seed) for name, t in study.trainings.items()}
-        self.device = torch.device(device)
+    def __init__(self, task: _Task, rows: Rows, store: Store, told: Callable[[str], None]) -> None:
+        folder = task.folder
+        self.study, self.rows, self.store, self.deadline, self.told = task.study, rows, store, task.deadline, told
+        self.events = Events(folder / "tensorboard") if task.tensorboard else None
+        self.trainings = {name: t.reseeded(rows.seed) for name, t in task.study.trainings.items()}
+        self.device = torch.device(task.device)
         self.samples = folder / "samples"
         self.saves = folder / "checkpoints" / f"seed-{rows.seed}"
         self.snapshots = folder / "snapshots" / f"seed-{rows.seed}"
@@ -156,6 +154,8 @@ class Session:
     def outcome(self) -> Outcome:
         """Train, and say how it went."""
         finished = self.run()
+        if self.events is not None:
+            self.events.flush()
         return Outcome(finished, {f"{n}, seed {self.rows.seed}": why for n, why in self.stopped.items()}, self.apart)
 
     def run(self) -> bool:
@@ -297,4 +297,6 @@ class Session:
         new = [row for row in rows if row["id"] not in self.store.done]
         for row in new:
             self.store.append(row)
+            if self.events is not None:
+                self.events.add(row)
         return len(new)
