@@ -49,6 +49,7 @@ def test_a_verdict_for_each_arm() -> None:
     )
     flash, worse = found
     assert flash.startswith("flash: its weights drift less, 0.1× [0.1, 0.1] as much as another initialisation's; ")
+    assert "it moves the weights less, 0.029× [0.029, 0.029] as much as another initialisation does" in flash
     assert "it moves the weights less, 0.33× [0.33, 0.33] as much as FP16 ↔ FP32 does" in flash
     assert flash.endswith("it moves the weights 1× [1, 1] as much as BF16 ↔ FP32 does: no clear difference.")
     assert worse.startswith("worse: its weights drift more, 10× [10, 10] as much as another initialisation's; ")
@@ -58,7 +59,8 @@ def test_what_cannot_be_said_is_not() -> None:
     assert verdicts(rows("flash", 0.01)) == ["flash: nothing to compare it with was measured."]
     falling = rows("other initialisation", -0.1, start=5.0)
     assert verdicts([*rows("flash", 0.01), *falling]) == [
-        "flash: whether its weights drift as much as another initialisation's cannot be said."
+        "flash: whether its weights drift as much as another initialisation's cannot be said; it moves the weights "
+        "less, 0.067× [0.067, 0.067] as much as another initialisation does."  # 0.2 of 3
     ]
     assert verdicts([]) == []
 

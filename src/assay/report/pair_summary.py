@@ -37,7 +37,7 @@ def pair_table(rows: Sequence[Record]) -> Table:
 
 
 def verdicts(rows: Sequence[Record]) -> list[str]:
-    """A sentence for each arm: its slope against another initialisation's, its level against low precision's."""
+    """A sentence for each arm: against another initialisation, how fast and how far; against low precision, how far."""
     found = trajectories(rows, "w1")
     return [_verdict(found, name) for name in found if name not in (NULL, INITIALISATION, *LOW_PRECISION)]
 
@@ -47,6 +47,7 @@ def _verdict(found: dict[str, Trajectory], name: str) -> str:
     other = found.get(INITIALISATION)
     if other is not None:
         parts.append(_against(slope_ratio(arm, other), "its weights drift", "as another initialisation's"))
+        parts.append(_against(ratio(arm, other), "it moves the weights", "as another initialisation does"))
     for low in LOW_PRECISION:
         if low in found:
             parts.append(_against(ratio(arm, found[low]), "it moves the weights", f"as {low} does"))
