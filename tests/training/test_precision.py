@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from assay.models.arithmetic import Arithmetic
 from assay.models.gpt import Gpt, GptConfig, next_token_loss
 from assay.models.text_to_image import TextToImage, TextToImageConfig, flow_loss
-from assay.training.precision import POLICIES, Policy, PolicyArithmetic, convert_weights, tf32_linear
+from assay.training.precision import POLICIES, Policy, PolicyArithmetic, convert_weights
+from assay.training.tf32 import tf32_linear
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -197,3 +198,18 @@ def test_held_out_loss_is_of_the_probe() -> None:
     images, _, noise, _ = run.task.probe()
     expected = (noise - images).square().mean().item()  # a new model says 0
     assert observe(run)[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's tracer looks at it
+@pytest.mark.parametrize("task", ["images", "text"])
+@pytest.mark.parametrize("precision", POLICIES)
+def test_compiled_it_trains_alike(precision: str, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and differentiated as `torch.compile` does, without its code generator, which may fuse and round less."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch.compiler.reset()
+    base = replace(BASE if task == "images" else TEXT, precision=precision)
+    eager, compiled = (new_run(replace(base, compile=compile)) for compile in (False, True))
+    for _ in range(2):
+        expected = eager.advance()
+        found = compiled.advance()
+        assert (found.loss, found.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-5)

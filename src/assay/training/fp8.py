@@ -31,7 +31,7 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     The gradient of x has x's dtype, that of the weight the weight's; that of the bias is summed without FP8.
     """
-    out: Tensor = _Fp8Linear.apply(x, weight, bias)
+    out: Tensor = _apply(x, weight, bias)
     return out
 
 
@@ -73,6 +73,10 @@ class _Fp8Linear(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             dbias = grad.float().sum(0).to(bias_dtype)
         return dx, dweight, dbias
+
+
+_apply = torch.compiler.disable(_Fp8Linear.apply)
+"""Not traced: its rounding would be compiled anew for every layer."""
 
 
 def _product(
