@@ -16,6 +16,7 @@ from assay.report.training_figures import (
     figure_8,
     held_out_figure,
     loss_figure,
+    ratio_figure,
     scale_figure,
     skipped_figure,
 )
@@ -42,6 +43,20 @@ def test_figure_7_is_the_geometric_mean_with_its_interval() -> None:
     assert series_of(figure_7(trained()), "max").y == pytest.approx([1e-4 * step * MIDDLE for step in (10, 20)])
     two = [row for row in trained() if row["step"] != 20]
     assert series_of(figure_7(two), "W1").x == (1.0, 10.0)
+
+
+def test_low_precision_over_flash() -> None:
+    chart = ratio_figure(trained())
+    assert chart is not None
+    assert [series.name for series in chart.variants[0].series][-1] == "other initialisation / flash"
+    found = series_of(chart, "BF16 ↔ FP32 / flash")
+    assert found.x == (10.0, 20.0)
+    assert found.y == pytest.approx([1.2, 1.2])  # 1.2e-6 a step over 1e-6, with every seed
+    flash_alone = [row for row in trained() if row["pair"] in (None, "flash")]
+    assert ratio_figure(flash_alone) is None
+    never = [row | {"w1": 0.0} if row["pair"] == "flash" else row for row in trained()]
+    chart = ratio_figure(never)
+    assert chart is None or not any(series.name.endswith("/ flash") for series in chart.variants[0].series)
 
 
 def test_figure_8_has_every_pair_but_the_null() -> None:

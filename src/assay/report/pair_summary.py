@@ -10,6 +10,7 @@ from assay.report.trajectories import Trajectory, ratio, slope_ratio, trajectori
 from assay.results.record import Record
 
 FLASH = "flash"
+FLASH_IN_FP16 = "flash in FP16"
 INITIALISATION = "other initialisation"
 LOW_PRECISION = ("FP16 ↔ FP32", "BF16 ↔ FP32")
 NULL = "null"

@@ -9,7 +9,7 @@ from typing import TypedDict
 from assay.report.claim import Claim
 from assay.report.estimates import Estimate, estimate, estimate_size
 from assay.report.judgement import Judgement, Outcome, judged, times, within
-from assay.report.pair_summary import FLASH, INITIALISATION, nulls, verdicts
+from assay.report.pair_summary import FLASH, FLASH_IN_FP16, INITIALISATION, nulls, verdicts
 from assay.report.training_rows import runs, studies, whole
 from assay.report.trajectories import Trajectory, ratio, slope_ratio, trajectories
 from assay.results.record import Record
@@ -24,7 +24,6 @@ LOW = {
     "FP16 against FP32 that skips the same steps": "FP16 ↔ FP32, same steps",
 }
 """In words → name of the pair. The last is the control: its loss scaler's skipped steps are on both sides."""
-FLASH_IN_FP16 = "flash in FP16"
 _Found = tuple[dict[str, Outcome], list[str]]
 
 

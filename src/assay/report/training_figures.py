@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from assay.report.charts import Chart, Series, Variant
 from assay.report.estimates import estimate_size
-from assay.report.pair_summary import FLASH, NULL
+from assay.report.pair_summary import FLASH, FLASH_IN_FP16, INITIALISATION, NULL
 from assay.report.palette import LIGHT
 from assay.report.training_rows import described, runs, series_of, studies, whole
 from assay.report.trajectories import Curve, Trajectory, trajectories
@@ -18,6 +18,14 @@ MOST = 60
 """Points of a curve; where there are more steps, a point is the mean of some that follow each other."""
 KINDS = ("weights", "gradients", "optimizer", "activations")
 Curves = Mapping[str, Trajectory]
+_OVER_FLASH = (
+    ("FP16 ↔ FP32", FLASH_IN_FP16),
+    ("BF16 ↔ FP32", FLASH),
+    ("FP8 ↔ BF16", FLASH),
+    ("other order", FLASH),
+    (INITIALISATION, FLASH),
+)
+"""Whom to hold against flash in the same format."""
 _BEGUN = "Without step 1, where hardly anything has moved."
 
 
@@ -80,6 +88,27 @@ def figure_8(rows: Sequence[Record]) -> Chart | None:
         f"values. The paper compares slopes: flash against another initialisation and against low precision. {_BEGUN}",
         y_title="W1 / standard deviation",
         variants=made,
+    )
+
+
+def ratio_figure(rows: Sequence[Record]) -> Chart | None:
+    """W1 of low precision and of other seeds over that of flash."""
+
+    def curves(group: list[Record]) -> Curves:
+        found = {name: _begun(t) for name, t in trajectories(group, "w1").items()}
+        return {
+            f"{one} / {other}": _over(found[one], found[other])
+            for one, other in _OVER_FLASH
+            if one in found and other in found
+        }
+
+    return _chart(
+        anchor="over-flash",
+        title="Low precision and other seeds over flash",
+        caption="How many times as far (W1) they move the weights as flash does against standard attention in the same "
+        "format. The paper has 2 to 5 for FP16.",
+        y_title="W1 / W1 of flash",
+        variants=_variants(rows, curves),
     )
 
 
@@ -195,6 +224,16 @@ def _where(name: str, steps: Sequence[int], found: Trajectory) -> str:
         return f"{name} at every step"
     listed = ", ".join(map(str, steps[:6])) + (f" and {len(steps) - 6} more" if len(steps) > 6 else "")
     return f"{name} at step {listed}" if len(steps) == 1 else f"{name} at steps {listed}"
+
+
+def _over(one: Trajectory, other: Trajectory) -> Trajectory:
+    """Seed by seed, where both were compared and the other is not 0."""
+    curves = {
+        seed: {step: value / below for step, value in one.curves[seed].items() if (below := curve.get(step, 0.0)) > 0}
+        for seed, curve in other.curves.items()
+        if seed in one.curves
+    }
+    return Trajectory(one.pair, curves)
 
 
 def _begun(found: Trajectory) -> Trajectory:

@@ -18,6 +18,7 @@ from assay.report.training_figures import (
     figure_8,
     held_out_figure,
     loss_figure,
+    ratio_figure,
     scale_figure,
     skipped_figure,
 )
@@ -29,7 +30,7 @@ WEIGHTS = Section(
     "Paired training",
     "Trainings that differ in one thing, everything else alike: how far their weights part.",
     "",
-    (figure_7, figure_8, layers_figure),
+    (figure_7, figure_8, ratio_figure, layers_figure),
 )
 PROGRESS = Section(
     "trainings",
