@@ -90,7 +90,7 @@ def test_order_of_the_page() -> None:
         "Figure 6c: larger blocks", "Inputs", "The error of flash over that of the baseline, by inputs",
         "Real kernels", "The error of real kernels over that of the baseline",
         "Paired training", "Figure 7: the weights, flash against baseline, over training",
-        "Figure 8: every pair, over training", "Where the weights part",
+        "Figure 8: every pair, over training", "Low precision and other seeds over flash", "Where the weights part",
         "How the trainings went", "The loss of every training", "The loss on data that is held out", "The loss scale",
         "Steps skipped so far", "Samples", "After 20 steps", "Where the figures come from",
     ]  # fmt: skip
@@ -182,7 +182,7 @@ def test_training_alone_makes_a_page() -> None:
     assert "<code>assay sweep precision</code>" in text
     assert "<dd>text_to_image tiny on shapes</dd>" in text
     data = {chart["anchor"]: chart for chart in json.loads(Tags(text).scripts[0])}
-    assert list(data) == ["figure-7", "figure-8", "layers", "loss", "held-out", "loss-scale", "skipped"]
+    assert list(data) == ["figure-7", "figure-8", "over-flash", "layers", "loss", "held-out", "loss-scale", "skipped"]
     assert data["layers"]["kind"] == "heat"
     assert data["figure-8"]["band"]
 
