@@ -29,7 +29,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": {"cases", "flash", "formats", "metrics", "results", "executors"},
     "recipes": {"sweeps", "training"},
     "report": {"metrics", "results"},
-    "cli": {"bench", "flash", "recipes", "report", "sweeps", "executors", "results", "cases", "training"},
+    "watching": {"flash", "formats", "metrics", "results"},
+    "integrations": {"cases", "flash", "formats", "metrics", "results", "watching"},
+    "cli": {
+        "bench",
+        "flash",
+        "recipes",
+        "report",
+        "sweeps",
+        "executors",
+        "results",
+        "cases",
+        "training",
+        "watching",
+        "integrations",
+    },
 }
 
 

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from assay.formats.block_scaling import round_to_mx
     from assay.formats.rounding import round_to
     from assay.formats.spec import Format
+    from assay.integrations.budget import assert_within_budget
+    from assay.integrations.sdpa import use_for_sdpa
     from assay.metrics.deviation import Deviation, deviation
     from assay.metrics.state_dicts import compare_state_dicts
     from assay.metrics.wasserstein import wasserstein
+    from assay.watching.watch import watch
 
 _HOMES = {
     "Deviation": "assay.metrics.deviation",
     "Format": "assay.formats.spec",
     "Plan": "assay.cases.attention.plan",
+    "assert_within_budget": "assay.integrations.budget",
     "baseline_attention": "assay.cases.attention.baseline",
     "compare_state_dicts": "assay.metrics.state_dicts",
     "deviation": "assay.metrics.deviation",
@@ -38,7 +42,9 @@ _HOMES = {
     "round_to_mx": "assay.formats.block_scaling",
     "scaled_dot_product_attention": "assay.flash.sdpa",
     "tiled_attention": "assay.cases.attention.tiled",
+    "use_for_sdpa": "assay.integrations.sdpa",
     "wasserstein": "assay.metrics.wasserstein",
+    "watch": "assay.watching.watch",
 }
 
 __all__ = [
@@ -46,6 +52,7 @@ __all__ = [
     "Format",
     "Plan",
     "__version__",
+    "assert_within_budget",
     "baseline_attention",
     "compare_state_dicts",
     "deviation",
@@ -56,7 +63,9 @@ __all__ = [
     "round_to_mx",
     "scaled_dot_product_attention",
     "tiled_attention",
+    "use_for_sdpa",
     "wasserstein",
+    "watch",
 ]
 
 

@@ -15,6 +15,7 @@ from assay.cli.reporting import report
 from assay.cli.study import study
 from assay.cli.sweep import sweep
 from assay.cli.validate import validate
+from assay.cli.watch import watch
 
 app = typer.Typer(
     name="assay",
@@ -22,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (study, sweep, pair, validate, report, compact, info):
+for command in (study, sweep, pair, watch, validate, report, compact, info):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -76,6 +76,7 @@ class Written(NamedTuple):
     page: Path
     rows: list[Record]
     training: list[Record]
+    watched: list[Record]
     problems: list[str]
 
 
@@ -85,37 +86,41 @@ def write(folder: Path) -> Written:
     from assay.report.build import write_report
     from assay.report.claims import judge, verdict
     from assay.report.pictures import read_pictures
+    from assay.report.watch_section import findings
     from assay.results.reader import read_records
+    from assay.results.record import POINTS
     from assay.results.training_record import TRAINING
+    from assay.results.watch_record import WATCH
 
-    points, trained = read_records(folder), read_records(folder, schema=TRAINING)
+    points, trained, watched = (read_records(folder, schema=kind) for kind in (POINTS, TRAINING, WATCH))
     rows, training = list(filter(_has_figures, points.rows)), list(filter(_has_training, trained.rows))
     pictures, missing = read_pictures(folder)
-    problems = [*points.problems, *trained.problems, *missing]
+    problems = [*points.problems, *trained.problems, *watched.problems, *missing]
     lacking = len(points.rows) + len(trained.rows) - len(rows) - len(training)
     if lacking:
         problems.append(f"{lacking} records lack some of their figures and were left out.")
     for problem in problems:
         errors.print(f"[yellow]{escape(problem)}[/]", soft_wrap=True)
-    if not rows and not training:
+    if not rows and not training and not watched.rows:
         raise ValueError(f"There are no records in {folder}. Make some with: assay sweep precision --out {folder}")
     asked, command = _remembered(folder)
     with progress_bar() as progress:
         task = progress.add_task("drawing", total=None)
         page = write_report(
             rows,
-            judge(rows, training),
+            judge(rows, training) if rows or training else [],
             attribute(rows),
             folder,
             asked=asked,
-            verdict=verdict(rows, training),
+            verdict=verdict(rows, training) if rows or training else " ".join(findings(watched.rows)),
             problems=problems,
             command=command,
             training=training,
+            watched=watched.rows,
             pictures=pictures,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
-    return Written(page, rows, training, problems)
+    return Written(page, rows, training, watched.rows, problems)
 
 
 def _has_figures(row: Record) -> bool:
@@ -159,7 +164,7 @@ def report(
             raise ValueError(missing)
         written = write(folder)
     if as_json:
-        records = len(written.rows) + len(written.training)
+        records = len(written.rows) + len(written.training) + len(written.watched)
         found = {"report": str(written.page.resolve()), "records": records, "problems": written.problems}
         typer.echo(json.dumps(found))
     else:

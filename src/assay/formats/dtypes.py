@@ -19,6 +19,13 @@ _FORMAT_OF = {
 }
 
 
+def format_of(dtype: torch.dtype) -> Format:
+    """The format of a floating dtype of torch's."""
+    if dtype not in _FORMAT_OF:
+        raise ValueError(f"{dtype} is no floating dtype that Assay knows: {', '.join(map(str, _FORMAT_OF))}.")
+    return _FORMAT_OF[dtype]
+
+
 @lru_cache(maxsize=1024)
 def storage_dtype(format: Format) -> torch.dtype | None:
     """The native torch dtype with exactly the values of `format`, or None."""

@@ -89,6 +89,18 @@ def speed() -> PairStudy:
     )
 
 
+def long() -> PairStudy:
+    """Long enough for samples that show what their captions say, with a million parameters: half an hour on a core."""
+    base = Training(size="1m", steps=6000, batch=32, learning_rate=1e-3, warmup=100)
+    return PairStudy(
+        asked="Do a model with flash and the same with standard attention learn the same?",
+        trainings={BASE: base, "flash bf16": replace(base, attention="flash")},
+        pairs=(Pair(name="flash", arm="flash bf16", reference=BASE),),
+        seeds=(0,),
+        every=500,
+    )
+
+
 def gpt() -> PairStudy:
     """A decoder on text."""
     base = Training(task="gpt", data="python", size="1m", steps=200, batch=16)
@@ -100,5 +112,6 @@ PAIR_RECIPES: dict[str, Callable[[], PairStudy]] = {
     "paper": paper,
     "full": full,
     "speed": speed,
+    "long": long,
     "gpt": gpt,
 }

@@ -28,22 +28,23 @@ def write_report(
     problems: Sequence[str] = (),
     command: str = "",
     training: Sequence[Record] = (),
+    watched: Sequence[Record] = (),
     pictures: Sequence[Picture] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Write index.html, report.md and figures/ into the folder, each file whole or not at all; the page's path.
 
-    `training` has the rows of paired training, `pictures` what the trained models painted. `progress` is told how many
-    of the figures' files are written.
+    `training` has the rows of paired training, `watched` those of watched models, `pictures` what the trained models
+    painted. `progress` is told how many of the figures' files are written.
     """
-    if not rows and not training:
+    if not rows and not training and not watched:
         raise ValueError(
             "A report needs at least one record, and there is none. Measure first (assay sweep precision), "
             "or name the folder that holds the records."
         )
     told = content(
         rows, claims, attributions, asked=asked, verdict=verdict, problems=problems, command=command,
-        training=training, pictures=pictures,
+        training=training, watched=watched, pictures=pictures,
     )  # fmt: skip
     html, text = page(told), markdown(told)
     shares = attribution_figure(attributions)

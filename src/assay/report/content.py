@@ -12,6 +12,7 @@ from assay.report.figures import SECTIONS, Section
 from assay.report.pictures import Picture
 from assay.report.provenance import Provenance, provenance
 from assay.report.training_section import WEIGHTS, Extra, training_parts
+from assay.report.watch_section import watch_parts
 from assay.results.record import Record
 
 
@@ -52,16 +53,17 @@ def content(
     problems: Sequence[str] = (),
     command: str = "",
     training: Sequence[Record] = (),
+    watched: Sequence[Record] = (),
     pictures: Sequence[Picture] = (),
 ) -> Content:
-    """All that the report says about the records; `training` has those of paired training."""
+    """All that the report says about the records; `training` has those of paired training, `watched` of watches."""
     drawn = [(section, tuple(filter(None, (figure(rows) for figure in section.figures)))) for section in SECTIONS]
     missing = [(section.title, f"assay sweep {section.sweep}") for section, charts in drawn if not charts]
     if not attributions:
         missing.insert(0, ("Which step owns the deviation", "assay sweep steps"))
     if not training:
         missing.append((WEIGHTS.title, "assay pair quick"))
-    trained = training_parts(training, pictures)
+    parts = [*training_parts(training, pictures), *watch_parts(watched)]
     return Content(
         asked=asked,
         verdict=verdict,
@@ -69,9 +71,9 @@ def content(
         attributions=tuple(attributions),
         sections=(
             *((section, charts) for section, charts in drawn if charts),
-            *((section, charts) for section, charts, _ in trained),
+            *((section, charts) for section, charts, _ in parts),
         ),
         missing=tuple(missing),
-        provenance=provenance(rows, problems, command, training),
-        extras={section.anchor: extra for section, _, extra in trained},
+        provenance=provenance(rows, problems, command, training, watched),
+        extras={section.anchor: extra for section, _, extra in parts},
     )

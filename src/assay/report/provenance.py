@@ -29,13 +29,18 @@ class Provenance(NamedTuple):
 
 
 def provenance(
-    points: Sequence[Record], problems: Sequence[str], command: str, training: Sequence[Record] = ()
+    points: Sequence[Record],
+    problems: Sequence[str],
+    command: str,
+    training: Sequence[Record] = (),
+    watched: Sequence[Record] = (),
 ) -> Provenance:
-    """What all records say about their origin, together: points of sweeps and rows of training."""
-    rows = [*points, *training]
+    """What all records say about their origin, together: points of sweeps, rows of training and of watches."""
+    rows = [*points, *training, *watched]
     kinds = Counter(str(row["sweep"]) for row in points) + Counter(
         f"training {row['recipe'] or ''}" for row in training
     )
+    kinds += Counter(f"watch of {row['model']}" for row in watched)
     times = sorted(str(row["time"]) for row in rows if row["time"])
     seconds = sum(row["seconds"] or 0.0 for row in rows)
     shapes = sorted(
@@ -44,12 +49,12 @@ def provenance(
     facts = [
         ("records", f"{len(rows)}: " + ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))),
         *(
-            (label, _listed([str(row[name]) for row in rows if row[name] is not None]))
+            (label, _listed([str(row[name]) for row in rows if row.get(name) is not None]))
             for name, label in _COLUMNS.items()
         ),
         ("shapes (batch, heads, length, dim)", _listed([str(shape).replace("None", "?") for shape in shapes])),
         ("trained", _listed([f"{row['model']} on {row['data']}" for row in training])),
-        ("seeds", _seeds([row["seed"] for row in rows if row["seed"] is not None])),
+        ("seeds", _seeds([row["seed"] for row in rows if row.get("seed") is not None])),
         ("measured", f"{times[0]} to {times[-1]}, {seconds / 60:.1f} minutes in all" if times else ""),
         ("to repeat it", command),
     ]

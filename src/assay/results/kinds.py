@@ -8,8 +8,9 @@ from pathlib import Path
 from assay.results.record import POINTS
 from assay.results.schema import Schema
 from assay.results.training_record import TRAINING
+from assay.results.watch_record import WATCH
 
-KINDS: tuple[Schema, ...] = (POINTS, TRAINING)
+KINDS: tuple[Schema, ...] = (POINTS, TRAINING, WATCH)
 
 
 def kinds_in(folder: Path) -> list[Schema]:

@@ -97,5 +97,5 @@ MEASURED: dict[str, type] = {
 }
 COLUMNS: dict[str, type] = {**PROVENANCE, **COORDINATES, **PLAN, **MEASURED}
 
-POINTS = Schema(stem="records", version=SCHEMA, columns=COLUMNS, others=("training",))
+POINTS = Schema(stem="records", version=SCHEMA, columns=COLUMNS, others=("training", "watch"))
 to_json, from_json = POINTS.to_json, POINTS.from_json

@@ -1,0 +1,56 @@
+"""`attn_implementation="assay"` in transformers: putting it there, and taking it away again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+NAME = "assay"
+SUPPORTED = "transformers>=5,<6"
+
+
+def register() -> None:
+    """Register our attention and our masks, both or neither."""
+    ours = _ours()
+    for interface, function in ours.items():
+        taken = interface().get(NAME)
+        if taken not in (None, function):
+            raise ValueError(
+                f"transformers' {interface.__name__} must not have another {NAME!r} yet, got {_place(taken)}. "
+                "Remove that one first, or give it another name."
+            )
+    for interface, function in ours.items():
+        interface.register(NAME, function)
+
+
+def unregister() -> None:
+    """Remove what `register` added."""
+    for interface, function in _ours().items():
+        if interface._global_mapping.get(NAME) is function:  # transformers has no public way back
+            del interface._global_mapping[NAME]
+
+
+def _ours() -> dict[Any, Callable[..., Any]]:
+    _check_version()
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from assay.integrations.transformers_attention import attention
+    from assay.integrations.transformers_masks import mask
+
+    return {AttentionInterface: attention, AttentionMaskInterface: mask}
+
+
+def _check_version() -> None:
+    try:
+        import transformers
+    except ModuleNotFoundError as missing:
+        if missing.name != "transformers":
+            raise
+        raise ImportError(f"transformers is not installed: pip install '{SUPPORTED}'.") from missing
+    found = str(transformers.__version__)
+    if found.split(".")[0] != "5":
+        raise ValueError(f"transformers must be of the range {SUPPORTED}, got {found}: pip install '{SUPPORTED}'.")
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"

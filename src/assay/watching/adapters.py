@@ -1,0 +1,227 @@
+"""How each attention function takes its arguments, and what they mean: one AttentionCall whatever was called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.watching.call import AttentionCall
+from assay.watching.function_call import FunctionCall, as_one_head
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Of one attention function."""
+
+    name: str
+    """As rows have it."""
+    parameters: tuple[str, ...]
+    """The names of its arguments that may come by position."""
+    tensors: tuple[str, ...]
+    """Which of them are q, k and v."""
+    call: Callable[[Arguments], AttentionCall | str]
+    """What is computed; or why that cannot be compared."""
+    heads_second: bool = True
+    """(B, H, N, D) as SDPA, or (B, N, H, D) as flash-attn: of q, k, v and their gradients."""
+    output_heads_second: bool = True
+
+    def bound(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
+        """All arguments by name."""
+        return dict(zip(self.parameters, args, strict=False)) | kwargs
+
+    def invoke(self, function: Callable[..., Any], arguments: Arguments) -> Any:
+        """Call it."""
+        return function(**arguments)
+
+    def differentiated(self, arguments: Arguments) -> tuple[str, ...]:
+        """Names of the arguments whose gradients are compared."""
+        return self.tensors
+
+    def output(self, result: Any) -> Tensor:
+        """The tensor among what it returned."""
+        out: Tensor = result[0] if isinstance(result, tuple) else result
+        return out
+
+    def seen_output(self, x: Tensor) -> Tensor:
+        """The output or its gradient as (B, H, N, D)."""
+        return heads_second(x, self.output_heads_second)
+
+    def seen_input(self, x: Tensor) -> Tensor:
+        """The gradient of an input as (B, H, N, D)."""
+        return heads_second(x, self.heads_second)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionAdapter:
+    """Of a function that the user named, and the plain one beside it."""
+
+    name: str
+    plain: Callable[..., Any]
+
+    def bound(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
+        """By position and by name."""
+        return {str(number): x for number, x in enumerate(args)} | kwargs
+
+    def invoke(self, function: Callable[..., Any], arguments: Arguments) -> Any:
+        """Call it."""
+        args, kwargs = _split(arguments)
+        return function(*args, **kwargs)
+
+    def call(self, arguments: Arguments) -> FunctionCall:
+        """What is computed."""
+        args, kwargs = _split(arguments)
+        return FunctionCall(plain_function=self.plain, args=args, kwargs=kwargs)
+
+    def differentiated(self, arguments: Arguments) -> tuple[str, ...]:
+        """All floating tensors."""
+        return tuple(name for name, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point())
+
+    def output(self, result: Any) -> Tensor:
+        """The tensor, or the first of several."""
+        out: Tensor = result[0] if isinstance(result, tuple | list) else result
+        return out
+
+    def seen_output(self, x: Tensor) -> Tensor:
+        """As one head."""
+        return as_one_head(x.detach())
+
+    seen_input = seen_output
+
+
+def _split(arguments: Arguments) -> tuple[tuple[Any, ...], Arguments]:
+    by_position = [name for name in arguments if name.isdigit()]
+    args = tuple(arguments[str(number)] for number in range(len(by_position)))
+    return args, {name: value for name, value in arguments.items() if not name.isdigit()}
+
+
+def targets(model: nn.Module) -> Iterator[tuple[Callable[..., Any], Adapter]]:
+    """Every attention function that is loaded, with its adapter."""
+    for module, function, adapter in _KNOWN:
+        found = getattr(sys.modules.get(module), function, None)
+        if found is not None:
+            yield found, adapter
+    seen: set[int] = set()
+    for name in {type(module).__module__ for module in model.modules()}:
+        eager = getattr(sys.modules.get(name), "eager_attention_forward", None)
+        if name.startswith("transformers.") and eager is not None and id(eager) not in seen:
+            seen.add(id(eager))
+            yield eager, EAGER
+
+
+def heads_second(x: Tensor, already: bool) -> Tensor:
+    """(B, H, N, D), without a gradient."""
+    return x.detach() if already else x.detach().transpose(1, 2)
+
+
+def _sdpa(a: Arguments) -> AttentionCall | str:
+    q, k, v = _computed_in(a["query"], a["key"], a["value"])
+    if a.get("dropout_p", 0.0):
+        return "dropout: its mask is torch's secret"
+    if q.dim() != 4 or k.shape[0] != q.shape[0] or (k.shape[1] != q.shape[1] and not a.get("enable_gqa")):
+        return "q, k and v that are not (batch, heads, length, dimension)"
+    if q.is_nested:
+        return "nested tensors"
+    right = q.shape[2] - k.shape[2] if a.get("is_causal") else None
+    bias = a.get("attn_mask")
+    if bias is not None and not isinstance(bias, Tensor):
+        return f"a mask of the kind {type(bias).__name__}"
+    return AttentionCall(q=q, k=k, v=v, scale=_scale(a.get("scale"), q), right=right, bias=_four(bias))
+
+
+def _ours(a: Arguments) -> AttentionCall | str:
+    for name in ("rotary", "cu_seqlens_q", "cu_seqlens_k"):
+        if a.get(name) is not None:
+            return f"{name}, which the watch does not take apart"
+    if a.get("dropout_p", 0.0):
+        return "dropout"
+    q, k, v = _computed_in(a["q"], a["k"], a["v"])
+    left, right = a.get("window") or (None, None)
+    if a.get("causal"):
+        right = 0 if right is None else min(right, 0)
+    return AttentionCall(
+        q=q, k=k, v=v, scale=_scale(a.get("scale"), q), left=left, right=right, bias=_four(a.get("bias")),
+        slopes=a.get("alibi_slopes"), softcap=a.get("softcap"), sinks=a.get("sinks"),
+    )  # fmt: skip
+
+
+def _flash_attn(a: Arguments) -> AttentionCall | str:
+    if a.get("dropout_p", 0.0):
+        return "dropout"
+    q, k, v = (a[name].transpose(1, 2) for name in ("q", "k", "v"))
+    left, right = (None if side is None or side < 0 else side for side in a.get("window_size", (-1, -1)))
+    return AttentionCall(
+        q=q, k=k, v=v, scale=_scale(a.get("softmax_scale"), q), left=left, right=0 if a.get("causal") else right,
+        slopes=a.get("alibi_slopes"), softcap=a.get("softcap") or None,
+    )  # fmt: skip
+
+
+def _eager(a: Arguments) -> AttentionCall | str:
+    module = a["module"]
+    if a.get("dropout", 0.0) and module.training:
+        return "dropout"
+    q, k, v = a["query"], a["key"], a["value"]
+    mask, sinks = a.get("attention_mask"), getattr(module, "sinks", None)
+    if mask is not None and mask.shape[-1] != k.shape[2]:
+        mask = mask[..., : k.shape[2]]
+    return AttentionCall(
+        q=q, k=k, v=v, scale=_scale(a.get("scaling"), q), bias=_four(mask), softcap=a.get("softcap"), sinks=sinks
+    )
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
+
+
+def _four(bias: Tensor | None) -> Tensor | None:
+    """A mask with all four dimensions."""
+    return None if bias is None else bias.detach()[(None,) * (4 - bias.dim())]
+
+
+def _computed_in(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As autocast hands them to the kernel."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+SDPA = Adapter(
+    name="sdpa",
+    parameters=("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
+    tensors=("query", "key", "value"),
+    call=_sdpa,
+)
+EAGER = Adapter(
+    name="eager",
+    parameters=("module", "query", "key", "value", "attention_mask", "scaling", "dropout"),
+    tensors=("query", "key", "value"),
+    call=_eager,
+    output_heads_second=False,
+)
+_FLASH_ATTN = Adapter(
+    name="flash_attn",
+    parameters=(
+        "q", "k", "v", "dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes",
+        "deterministic", "return_attn_probs",
+    ),
+    tensors=("q", "k", "v"),
+    call=_flash_attn,
+    heads_second=False,
+    output_heads_second=False,
+)  # fmt: skip
+_OURS = Adapter(name="assay", parameters=("q", "k", "v"), tensors=("q", "k", "v"), call=_ours)
+_KNOWN: tuple[tuple[str, str, Adapter], ...] = (
+    ("torch.nn.functional", "scaled_dot_product_attention", SDPA),
+    ("assay.flash.sdpa", "scaled_dot_product_attention", SDPA),
+    ("assay.flash.attention", "flash_attention", _OURS),
+    ("assay.flash.compat", "flash_attn_func", _FLASH_ATTN),
+    ("flash_attn.flash_attn_interface", "flash_attn_func", _FLASH_ATTN),
+)

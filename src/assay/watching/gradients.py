@@ -1,0 +1,43 @@
+"""The gradients of one caught call, gathered while the backward pass goes by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from assay.watching.adapters import Adapter, FunctionAdapter
+
+Told = Callable[[Tensor, list[Tensor]], None]
+"""Given the gradient of the output, and those of the inputs."""
+
+
+def own_views(arguments: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Views of these arguments through which only this call's gradients flow; none where two are one tensor."""
+    found = [arguments[name] for name in names]
+    if len({id(x) for x in found}) < len(found) or not all(x.requires_grad for x in found):
+        return {}
+    return {name: x.view_as(x) for name, x in zip(names, found, strict=True)}
+
+
+class Gradients:
+    """Waits until all are there, and tells them."""
+
+    def __init__(self, adapter: Adapter | FunctionAdapter, out: Tensor, inputs: list[Tensor], told: Told) -> None:
+        self._adapter, self._told, self._count = adapter, told, len(inputs)
+        self._grad: Tensor | None = None
+        self._found: dict[int, Tensor] = {}
+        out.register_hook(self._of_output)
+        for number, x in enumerate(inputs):
+            x.register_hook(functools.partial(self._of_input, number))
+
+    def _of_output(self, grad: Tensor) -> None:
+        self._grad = self._adapter.seen_output(grad)
+
+    def _of_input(self, number: int, grad: Tensor) -> None:
+        self._found[number] = self._adapter.seen_input(grad)
+        if len(self._found) == self._count and self._grad is not None:
+            whole, self._grad = self._grad, None
+            self._told(whole, [self._found.pop(i) for i in range(self._count)])

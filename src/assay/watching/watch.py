@@ -1,0 +1,231 @@
+"""`watch`: while a model runs, each attention call is also computed by another implementation, and compared."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.results.record import Record
+from assay.watching.adapters import Adapter, Arguments, FunctionAdapter, targets
+from assay.watching.catching import Replaced
+from assay.watching.gradients import Gradients, own_views
+from assay.watching.ledger import Ledger
+from assay.watching.others import OTHERS
+from assay.watching.rows import Seen
+from assay.watching.running import Running
+from assay.watching.summary import summary
+from assay.watching.worst import Worst
+
+Function = Callable[..., Any]
+_active = threading.Lock()
+_COMPILED = (
+    "The model is compiled, and the watch cannot look into compiled code: it runs uncompiled while it is watched."
+)
+_FUSED = (
+    "nn.TransformerEncoderLayer has an inference path that fuses a whole layer, into which the watch cannot look: its "
+    "attention is not compared. torch.backends.mha.set_fastpath_enabled(False) before the watch makes it visible."
+)
+
+
+def watch(
+    model: nn.Module,
+    *,
+    against: str = "baseline",
+    golden: bool = True,
+    every: int | float = 1,
+    also: Mapping[Function, Function] | None = None,
+    out: Path | str | None = None,
+) -> Watch:
+    """Compare every attention call of `model`, as long as the `with` lasts, with the same computed plainly.
+
+        with assay.watch(model, out="runs/watch") as w:
+            loss = model(batch).loss
+            loss.backward()
+        print(w.summary())
+
+    The model goes on with what it computed itself, bit for bit as if not watched. Calls of
+    `F.scaled_dot_product_attention` (as nn.MultiheadAttention and most models make them), of transformers' eager
+    attention, of flash-attn and of ours are found wherever they are made; in training the gradients of q, k and v are
+    compared as well. A compiled model runs uncompiled as long, and a warning says so.
+
+    Args:
+        model: Any module. Names of its submodules are the layers.
+        against: "baseline" (matmul, softmax, matmul in the format of the call) or "flash" (`assay.flash_attention`).
+        golden: Also compute in FP64, and judge the call's error (RMSE) by the other's: more than 2 times as much (3
+            for gradients), or a NaN in the wrong place, is over budget. The ratio of the largest errors is shown too.
+        every: A layer is compared in one step of so many, and layers take turns; or the share of calls, 0.01.
+        also: Other functions and modules to watch: fast → plain, of the same signature. Golden is the plain one in
+            FP64.
+        out: A folder for the rows, which `assay report` draws.
+    """
+    if against not in OTHERS:
+        raise ValueError(f"against must be one of {', '.join(OTHERS)}, got {against!r}.")
+    interval = round(1 / every) if 0 < every < 1 else every
+    if interval < 1 or interval != int(interval):
+        raise ValueError(f"every must be a whole number of steps (100) or a share of the calls (0.01), got {every}.")
+    return Watch(model, against, golden, int(interval), dict(also or {}), None if out is None else Path(out))
+
+
+class Watch:
+    """What was seen; see `watch`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        against: str,
+        golden: bool,
+        every: int,
+        also: dict[Function, Function],
+        folder: Path | None,
+    ) -> None:
+        self._model, self._every, self._also = model, every, also
+        self._make = functools.partial(Ledger, type(model).__name__, against, OTHERS[against], golden, folder)
+        self._ledger: Ledger | None = None
+        self._running: Running | None = None
+        self._open = ExitStack()
+        self._busy = threading.local()
+        self._layers: dict[str, int] = {}
+        self._found = 0
+        self.skipped: Counter[str] = Counter()
+        """Why calls were not compared: reason → how many."""
+
+    @property
+    def rows(self) -> deque[Record]:
+        """The last rows: one for each head of each tensor of each call, and one for all heads (head None)."""
+        return self._entered().rows
+
+    @property
+    def calls(self) -> int:
+        """How many calls were compared."""
+        return self._entered().calls
+
+    @property
+    def first_over(self) -> Record | None:
+        """The first row of a whole call that is over budget."""
+        return self._entered().first_over
+
+    @property
+    def worst(self) -> Worst:
+        """The call with the largest error over the other's; `worst.save(path)` keeps its inputs."""
+        return self._entered().worst
+
+    def summary(self) -> str:
+        """A table of the layers, and what stands out."""
+        return summary(self.rows, self.skipped, self.first_over)
+
+    def __enter__(self) -> Watch:
+        if not _active.acquire(blocking=False):
+            raise ValueError("A model is being watched already: watches do not nest. Leave the other `with` first.")
+        with ExitStack() as stack:
+            stack.callback(_active.release)
+            self._ledger = self._make()
+            stack.callback(self._ledger.close)
+            if any(hasattr(module, "_orig_mod") for module in self._model.modules()):
+                warnings.warn(_COMPILED, stacklevel=2)
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
+            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self._running = Running(self._model)
+            stack.callback(self._running.close)
+            self._catch(stack)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+        steps = self._running.steps if self._running is not None else 0
+        if kind is None and steps and not self._found:
+            raise ValueError(
+                f"No attention was found in {type(self._model).__name__}: it ran {steps} times and called none of "
+                "F.scaled_dot_product_attention, transformers' eager attention, flash-attn or assay.flash_attention. "
+                "Name others with also={fast: plain}."
+            )
+
+    def _entered(self) -> Ledger:
+        if self._ledger is None:
+            raise ValueError("Nothing was watched yet: use it as `with assay.watch(model) as w:`.")
+        return self._ledger
+
+    def _catch(self, stack: ExitStack) -> None:
+        replaced = Replaced()
+        stack.callback(replaced.restore)
+        for function, adapter in targets(self._model):
+            replaced.replace(function, self._wrapped(function, adapter))
+        for fast, plain in self._also.items():
+            name = getattr(fast, "__qualname__", type(fast).__name__)
+            beside = FunctionAdapter(name=name, plain=plain)
+            if isinstance(fast, nn.Module):
+                replaced.replace_in(fast, "forward", self._wrapped(fast.forward, beside))
+            elif not replaced.replace(fast, self._wrapped(fast, beside)):
+                raise ValueError(f"No loaded module has the function {name}, so its calls cannot be found.")
+        fused = torch._transformer_encoder_layer_fwd
+        replaced.replace_in(torch, "_transformer_encoder_layer_fwd", _warning_first(fused))
+
+    def _wrapped(self, function: Function, adapter: Adapter | FunctionAdapter) -> Function:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            # What it calls in turn is part of it; and what is being compiled cannot be looked into.
+            if getattr(self._busy, "now", False) or torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            with self._looking_away():
+                return self._call(function, adapter, adapter.bound(args, kwargs))
+
+        return watched
+
+    @contextmanager
+    def _looking_away(self) -> Iterator[None]:
+        """What is called now is our own doing, or part of what was caught."""
+        self._busy.now = True
+        try:
+            yield
+        finally:
+            self._busy.now = False
+
+    def _call(self, function: Function, adapter: Adapter | FunctionAdapter, arguments: Arguments) -> Any:
+        assert self._running is not None
+        layer, step, number = self._running.place()
+        self._found += 1
+        if (step + self._layers.setdefault(layer, len(self._layers))) % self._every:
+            return adapter.invoke(function, arguments)
+        call = adapter.call(arguments)
+        if isinstance(call, str):
+            self.skipped[call] += 1
+            return adapter.invoke(function, arguments)
+        seen = Seen(layer=layer, step=step, call=number, implementation=adapter.name)
+        names = adapter.differentiated(arguments)
+        views = own_views(arguments, names) if torch.is_grad_enabled() else {}
+        result = adapter.invoke(function, arguments | views)
+        out, ledger = adapter.output(result), self._entered()
+        ledger.output(seen, call, adapter.seen_output(out))
+        if views and out.requires_grad:
+            short = tuple(dict(zip(("query", "key", "value"), "qkv", strict=True)).get(name, name) for name in names)
+
+            def told(grad: Tensor, found: list[Tensor]) -> None:
+                with self._looking_away():
+                    ledger.gradients(seen, call, short, grad, found)
+
+            Gradients(adapter, out, list(views.values()), told)
+        return result
+
+
+def _warning_first(function: Function) -> Function:
+    @functools.wraps(function)
+    def warned(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(_FUSED, stacklevel=3)
+        return function(*args, **kwargs)
+
+    return warned

@@ -1,0 +1,65 @@
+"""`assay watch` on a small model that is on disk, in a subprocess; nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from assay.results.lines import all_records
+from assay.results.watch_record import WATCH
+from tests.cli.test_cli import assay
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "gold": 1, "is": 2, "pure": 3, "?": 4}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", unk_token="?")
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_prompt_is_read_and_every_layer_compared(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = assay(
+        "watch", "--model", model, "--prompt", "gold is pure", "--prompt", "gold is gold is gold", "--out", str(out)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "model.layers.0.self_attn" in done.stdout
+    assert "model.layers.1.self_attn" in done.stdout
+    rows = all_records(out, WATCH)
+    assert {(row["format"], row["batch"], row["queries"]) for row in rows} == {("bf16", 2, 5)}
+    assert {row["head"] for row in rows} == {0, 1, 2, 3, None}
+    assert set(load_file(out / "worst.safetensors")) == {"q", "k", "v"}
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "Watched models" in page
+    assert "The paper&#x27;s claims" not in page
+    assert "LlamaForCausalLM" in page
+    assert "## Watched models" in (out / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--dtype", "fp7"), "--dtype is one of fp32, bf16, fp16; got fp7."),
+        (("--device", "cuda:9"), "has no device 'cuda:9'"),
+        (("--model", "no/such/model"), "no/such/model"),
+    ],
+)
+def test_bad_usage_exits_with_2(model: str, arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = assay("watch", "--model", model, "--prompt", "gold", "--out", str(tmp_path / "run"), *arguments)
+    assert done.returncode == 2, done.stdout
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
