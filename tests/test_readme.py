@@ -33,6 +33,20 @@ def test_the_example_of_flash_attention_runs() -> None:
     assert done.stdout.split() == ["True"] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "prints"), [("watch", ["All within budget."]), ("integrations", ["torch.Size([1, 4, 64])", "output"])]
+)
+def test_the_examples_of_the_guides_run(page: str, prints: list[str], tmp_path: Path) -> None:
+    text = (README.parent / f"docs/{page}.md").read_text(encoding="utf-8")
+    outputs = [
+        subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ]
+    for promised, output in zip(prints, outputs, strict=True):
+        assert promised in output
+
+
 def test_links_lead_somewhere() -> None:
     for page in (README, *README.parent.glob("docs/*.md"), README.parent / "CONTRIBUTING.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

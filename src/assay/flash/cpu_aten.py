@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from assay.flash.call import Call, Gradients
-from assay.flash.layout import as_gradient, empty_gradient
+from assay.flash.layout import as_gradient, empty_gradient, empty_output
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -38,6 +38,8 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     lse = lse.contiguous()
     if given.bias is not None and (lse == 0).any():
         lse = lse.masked_fill(_empty(given.bias, call.q.shape[2] if _is_causal(call) else None), -torch.inf)
+    if given.q.stride(-1) != 1:  # a copy was attended to, whose order the kernel followed
+        return empty_output(given.q, out.shape[-1]).copy_(out), lse
     return out.to(given.q.dtype), lse
 
 
