@@ -28,7 +28,7 @@ def watch(
     """Run a transformers model over a prompt and compare every attention call with the same computed plainly.
 
     Nothing is downloaded. Writes the records, the worst call's q, k and v (worst.safetensors, for
-    `assay sweep inputs --from`) and the report.
+    `assay sweep inputs --inputs file:PATH`) and the report.
     """
     from assay.cli.devices import find_device
     from assay.cli.reporting import conclude

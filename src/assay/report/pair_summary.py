@@ -38,7 +38,7 @@ def pair_table(rows: Sequence[Record]) -> Table:
 
 
 def verdicts(rows: Sequence[Record]) -> list[str]:
-    """A sentence for each arm: against another initialisation, how fast and how far; against low precision, how far."""
+    """A sentence for each arm: how fast and how far, against another initialisation and low precision."""
     found = trajectories(rows, "w1")
     return [_verdict(found, name) for name in found if name not in (NULL, INITIALISATION, *LOW_PRECISION)]
 
@@ -51,6 +51,7 @@ def _verdict(found: dict[str, Trajectory], name: str) -> str:
         parts.append(_against(ratio(arm, other), "it moves the weights", "as another initialisation does"))
     for low in LOW_PRECISION:
         if low in found:
+            parts.append(_against(slope_ratio(arm, found[low]), "its weights drift", f"as those of {low}"))
             parts.append(_against(ratio(arm, found[low]), "it moves the weights", f"as {low} does"))
     return f"{name}: {'; '.join(parts)}." if parts else f"{name}: nothing to compare it with was measured."
 
