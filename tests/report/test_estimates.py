@@ -10,20 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from assay.report.estimates import Estimate, estimate, estimate_size, student_t95
+from assay.report.estimates import Estimate, estimate, estimate_size
 
 VALUES = st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=40)
-
-
-@pytest.mark.parametrize("freedom", range(1, 201))
-def test_student_t(freedom: int) -> None:
-    # Intervals are shown with three digits; beyond 30 degrees of freedom it is an expansion.
-    assert student_t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-5 if freedom <= 30 else 1e-4)
-
-
-def test_student_t_needs_a_degree_of_freedom() -> None:
-    with pytest.raises(ValueError, match="at least 2 values, got 1"):
-        student_t95(0)
 
 
 def interval(values: list[float]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from assay.integrations.budget_figures import Errors, Measured
-from assay.integrations.student_t import mean_and_half_width
+from assay.metrics.student_t import mean_and_half_width
 
 CONFIDENCE = 0.95
 """Of the intervals of biases. With 5 seeds an implementation as good as the baseline then seems biased beyond twice the

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay._files import write_whole
-from assay.integrations.student_t import student_t, variance
+from assay.metrics.student_t import student_t, variance
 
 if TYPE_CHECKING:
     from assay.integrations.budget import BudgetReport

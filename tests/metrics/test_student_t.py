@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from assay.integrations.student_t import mean_and_half_width, student_t
+from assay.metrics.student_t import mean_and_half_width, student_t
 
 
 @given(st.integers(1, 200), st.floats(0.5, 0.99999))
