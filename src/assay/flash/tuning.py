@@ -59,7 +59,9 @@ def tile_for(kernel: str, call: Call) -> Tile:
     if call.numerics.block is not None and kernel == "forward":
         rows, columns = call.numerics.block
         return Tile(rows, columns, 8 if rows * max(columns, dim) > 64 * 128 else 4, 2)
-    if call.slopes is not None and kernel == "backward_kv" and tile.rows > 64:  # ALiBi needs registers too
+    bent, leaning = call.softcap is not None, call.slopes is not None
+    crowded = {"backward_kv": bent or leaning, "backward_q": bent}
+    if crowded.get(kernel) and tile.rows > 16 * tile.warps:  # softcap and ALiBi need registers too
         return tile._replace(rows=64, stages=3)
     if call.bias is not None and dim > 128:  # it has blocks too, and shared memory is full
         return tile._replace(stages=1)

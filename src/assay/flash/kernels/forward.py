@@ -208,7 +208,7 @@ def attention_forward(
                 dropout, sequence * heads + head, knobs,
                 COLUMNS, BLOCK_DIM, BLOCK_VALUE_DIM, LINEAR, PRECISION, which != 1,
             )  # fmt: skip
-    output /= tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    output *= (1.0 / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
     if dropout.seed is not None:
         output *= dropout.inverse
     dims = tl.arange(0, BLOCK_VALUE_DIM)[None, :]

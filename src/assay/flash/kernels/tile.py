@@ -206,12 +206,15 @@ def without(tile: tl.tensor, first: tl.tensor, length: tl.tensor, SIZE: tl.const
 @triton.jit
 def visible(rows: tl.tensor, keys: tl.tensor, len_q: tl.tensor, len_k: tl.tensor, span: tl.tuple) -> tl.tensor:
     """Which keys each row sees; `rows` and `keys` broadcast against each other, either way round."""
-    seen = (keys < len_k) & (rows >= 0)
-    position = rows + (len_k - len_q)
-    if span.right is not None:
-        seen &= keys <= position + span.right
+    shift = len_k - len_q
+    if span.right is None:
+        seen = (keys < len_k) & (rows >= 0)
+    elif rows.shape[0] > 1:  # what stands upright is compared once, with the end of the keys in it
+        seen = keys <= tl.minimum(rows + (shift + span.right), len_k - 1)
+    else:
+        seen = rows >= tl.where(keys < len_k, keys - (shift + span.right), 2**31 - 1)
     if span.left is not None:
-        seen &= keys >= position - span.left
+        seen &= keys >= rows + (shift - span.left)
     return seen
 
 
@@ -301,9 +304,10 @@ def probabilities(
             s = bent * unit
     else:
         s, bent = adjust(s, rows, keys, len_q, len_k, slope, bias, scores, EXACT)
+    p = tl.exp2(s - lse)
     if MASKED:
-        s = tl.where(visible(rows, keys, len_q, len_k, span), s, float("-inf"))
-    return tl.exp2(s - lse), bent
+        p = tl.where(visible(rows, keys, len_q, len_k, span), p, 0.0)
+    return p, bent
 
 
 @triton.jit
