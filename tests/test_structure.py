@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes": {"sweeps", "training"},
     "report": {"metrics", "results"},
     "watching": {"flash", "formats", "metrics", "results"},
-    "integrations": {"cases", "flash", "formats", "metrics", "results", "watching"},
+    "budgets": {"cases", "formats", "metrics"},
+    "integrations": {"budgets", "cases", "flash", "formats", "metrics", "results", "watching"},
     "cli": {
         "bench",
         "flash",

@@ -12,6 +12,7 @@ from assay._version import __version__
 
 if TYPE_CHECKING:
     from assay import formats
+    from assay.budgets.assertion import assert_within_budget
     from assay.cases.attention.baseline import baseline_attention
     from assay.cases.attention.golden import golden_attention
     from assay.cases.attention.plan import Plan
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from assay.formats.block_scaling import round_to_mx
     from assay.formats.rounding import round_to
     from assay.formats.spec import Format
-    from assay.integrations.budget import assert_within_budget
     from assay.integrations.sdpa import use_for_sdpa
     from assay.metrics.deviation import Deviation, deviation
     from assay.metrics.state_dicts import compare_state_dicts
@@ -32,7 +32,7 @@ _HOMES = {
     "Deviation": "assay.metrics.deviation",
     "Format": "assay.formats.spec",
     "Plan": "assay.cases.attention.plan",
-    "assert_within_budget": "assay.integrations.budget",
+    "assert_within_budget": "assay.budgets.assertion",
     "baseline_attention": "assay.cases.attention.baseline",
     "compare_state_dicts": "assay.metrics.state_dicts",
     "deviation": "assay.metrics.deviation",

@@ -9,7 +9,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
 
+from assay.cli.app import app
 from assay.results.lines import all_records
 from assay.results.watch_record import WATCH
 from tests.cli.test_cli import assay
@@ -42,7 +44,7 @@ def test_a_prompt_is_read_and_every_layer_compared(model: str, tmp_path: Path) -
     rows = all_records(out, WATCH)
     assert {(row["format"], row["batch"], row["queries"]) for row in rows} == {("bf16", 2, 5)}
     assert {row["head"] for row in rows} == {0, 1, 2, 3, None}
-    assert set(load_file(out / "worst.safetensors")) == {"q", "k", "v"}
+    assert set(load_file(out / "worst.safetensors")) == {"q", "k", "v", "bias"}  # one prompt is padded
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "Watched models" in page
     assert "The paper&#x27;s claims" not in page
@@ -56,6 +58,8 @@ def test_a_prompt_is_read_and_every_layer_compared(model: str, tmp_path: Path) -
         (("--dtype", "fp7"), "--dtype is one of fp32, bf16, fp16; got fp7."),
         (("--device", "cuda:9"), "has no device 'cuda:9'"),
         (("--model", "no/such/model"), "no/such/model"),
+        (("--model", "/no/such/folder"), "/no/such/folder is no folder."),
+        (("--attention", "none such"), "none such"),
     ],
 )
 def test_bad_usage_exits_with_2(model: str, arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -63,3 +67,25 @@ def test_bad_usage_exits_with_2(model: str, arguments: tuple[str, ...], says: st
     assert done.returncode == 2, done.stdout
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_a_version_that_is_not_supported(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.__version__", "4.57.6")
+    done = CliRunner().invoke(app, ["watch", "--model", model, "--prompt", "gold", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2
+    assert "transformers must be of the range transformers>=5,<6, got 4.57.6" in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+
+
+def test_a_model_without_attention(model: str, tmp_path: Path) -> None:
+    """It is refused, with what was looked for."""
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, state_size=4)
+    folder = tmp_path / "mamba"
+    transformers.MambaForCausalLM(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    command = ["watch", "--model", str(folder), "--prompt", "gold", "--attention", "eager", "--dtype", "fp32"]
+    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2, done.output
+    assert "No attention was found in MambaForCausalLM" in " ".join(done.stderr.split())

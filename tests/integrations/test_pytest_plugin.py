@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.integrations import budget
+from assay.budgets import assertion as budget
 
 pytest_plugins = ["pytester"]
 
@@ -86,7 +86,7 @@ def test_a_bad_kernel_fails_under_the_tests_name(pytester: pytest.Pytester, monk
             "E*What to do: *",
         ]
     )
-    result.stdout.no_fnmatch_line("*integrations/budget.py*")  # the trace ends at the author's line
+    result.stdout.no_fnmatch_line("*budgets/assertion.py*")  # the trace ends at the author's line
 
 
 def test_records_are_kept_compared_and_accepted(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,15 @@ def test_ratio_charts_start_at_one() -> None:
     assert kernels.variants[0].series[0].y == pytest.approx((0.5 * (1.1 * 1.2) ** (1 / 3),) * 2)
 
 
+def test_kernels_on_captured_inputs_go_by_their_names() -> None:
+    """Though one of them rounds as an emulated plan does."""
+    kernel = {"variant": "assay", "order": None, "block_rows": None, "block_columns": None, "block_shape": None}
+    captured = {"sweep": "inputs", "inputs": "file:worst@0", "baseline_error_max": 1.0, "plan": "shipped bf16"}
+    rows = seeds((2.0, 2.0), "error_max", **captured) + seeds((4.0, 4.0), "error_max", **captured, **kernel)
+    (variant,) = figures.inputs_figure(rows).variants  # type: ignore[union-attr]
+    assert {series.name: series.y for series in variant.series} == {"shipped": (2.0,), "assay": (4.0,)}
+
+
 def test_a_baseline_without_error_gives_no_ratio() -> None:
     rows = [row(sweep="inputs", seed=s, error_max=1.0, baseline_error_max=0.0) for s in (0, 1)]
     (variant,) = figures.inputs_figure(rows).variants  # type: ignore[union-attr]

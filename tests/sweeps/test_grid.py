@@ -90,10 +90,25 @@ def test_captured_inputs_bring_their_own_shape_and_a_head_for_a_seed(tmp_path: P
     points = default_sweep("inputs", inputs=(f"file:{path}", "normal"), plans=("shipped",), seeds=5).points("cpu")
     captured = [point for point in points if point.inputs.startswith("file:")]
     assert {point.shape for point in captured} == {(1, 1, 20, 8)}
-    assert [point.seed for point in captured] == [0, 1, 2]
+    assert [point.seed for point in captured if point.variant == "flash"] == [0, 1, 2]
+    assert [point.seed for point in captured if point.variant == "SDPA math"] == [0, 1, 2]
+    assert {point.variant for point in points if point.inputs == "normal"} == {"flash"}
     name = captured[0].coordinates()["inputs"]
     assert name.startswith("file:captured.safetensors@")
     assert str(tmp_path) not in name
+
+
+@pytest.mark.parametrize("name", ["inputs", "kernels"])
+def test_a_captured_call_brings_its_mask(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "captured.safetensors"
+    tensors = {name: torch.randn(1, 1, 20, 8) for name in "qkv"}
+    for notes, causal in (({"right": "0"}, {True}), ({"scale": "0.5"}, {False}), ({"left": "3"}, {False})):
+        save_file(tensors, path, metadata=notes)
+        points = default_sweep(name, inputs=(f"file:{path}",)).points("cpu")
+        assert {point.causal for point in points} == causal
+        assert {point.variant for point in points} >= {"SDPA flash (CPU)", "SDPA math"}
+    with pytest.raises(ValueError, match="says itself which keys a query sees"):
+        default_sweep("inputs", inputs=(f"file:{path}",), causal=True).points("cpu")
 
 
 def test_steps_between_another_plan_and_all_high() -> None:

@@ -70,3 +70,24 @@ def test_in_training_and_generation() -> None:
         (0, 20, 20), (0, 20, 20), (1, 1, 21), (1, 1, 21), (2, 1, 22), (2, 1, 22),
     ]  # fmt: skip
     assert not any(row["over"] for row in w.rows)
+
+
+def test_with_its_gradient_checkpointing() -> None:
+    model: Any = model_of("llama", "sdpa").train()
+    tokens = torch.arange(2 * 20).view(2, 20) % 64
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    model.gradient_checkpointing_enable()
+    alone = gradients()
+    with watch(model) as w:
+        watched = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(watched, alone, strict=True))
+    whole = [(row["layer"], row["tensor"]) for row in w.rows if row["head"] is None]
+    for layer in range(2):
+        name = f"model.layers.{layer}.self_attn"
+        assert whole.count((name, "output")) == 2  # forward, and again in backward
+        assert all(whole.count((name, tensor)) == 1 for tensor in ("dq", "dk", "dv"))

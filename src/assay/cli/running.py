@@ -45,6 +45,10 @@ def run_sweeps(
             errors.print(f"{there} Go on with: {this_command()}", soft_wrap=True, markup=False)
             raise typer.Exit(130) from None
     found = {record["id"]: record for record in records_of(folder, ids)}
+    refused = sorted({point.variant for point, key in zip(points, ids, strict=True) if key not in found})
+    if refused:
+        words = f"Not measured, since they do not take these inputs: {', '.join(refused)}."
+        errors.print(words, style="yellow", soft_wrap=True, markup=False)
     here = code_version()
     others = sorted({record["code"] for record in found.values()} - {here})
     if others:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,26 @@ def _inputs(texts: list[str] | None) -> tuple[str, ...] | None:
         return None
     found = [name for text in texts for name in ([text] if text.startswith("file:") else text.split(","))]
     return tuple(dict.fromkeys(name.strip() for name in found))
+
+
+def _measured_on(
+    name: str, source: Path | None, texts: list[str] | None, seeds: int | None, formats: str | None
+) -> dict[str, Any]:
+    """The inputs, seeds and formats asked for. A captured call brings all its heads, and its format."""
+    asked = {"inputs": _inputs(texts), "seeds": seeds, "formats": _several(formats)}
+    if source is None:
+        return asked
+    from assay.cases.attention.captured import captured
+    from assay.cases.attention.inputs import FROM_FILE
+    from assay.sweeps.grid import SWEEPS
+
+    if texts is not None:
+        raise ValueError(f"--from takes the place of --inputs; for several, use --inputs {FROM_FILE}{source} and more.")
+    call = captured(source)
+    asked |= {"inputs": (f"{FROM_FILE}{source}",), "seeds": seeds or call.heads}
+    if formats is None and name in SWEEPS and "formats" not in SWEEPS[name].defaults:
+        asked["formats"] = (call.format,)
+    return asked
 
 
 def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
@@ -53,6 +73,10 @@ def sweep(
     inputs: Annotated[
         list[str] | None,
         typer.Option(help="uniform,normal,outliers,tied,low_rank,large_logits or file:PATH. Repeat it."),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="A captured call, such as `assay watch` saves: safetensors with q, k and v."),
     ] = None,
     formats: Annotated[str | None, typer.Option(help="Such as bf16,fp16,e5m6.")] = None,
     plan: Annotated[
@@ -88,9 +112,7 @@ def sweep(
             length=length,
             dim=dim,
             causal=causal or None,
-            seeds=seeds,
-            inputs=_inputs(inputs),
-            formats=_several(formats),
+            **_measured_on(name, source, inputs, seeds, formats),
             plans=None if plan is None else tuple(dict.fromkeys(plan)),
             baselines=None if baseline is None else tuple(dict.fromkeys(baseline)),
             order=order,

@@ -28,7 +28,7 @@ def watch(
     """Run a transformers model over a prompt and compare every attention call with the same computed plainly.
 
     Nothing is downloaded. Writes the records, the worst call's q, k and v (worst.safetensors, for
-    `assay sweep inputs --inputs file:PATH`) and the report.
+    `assay sweep inputs --from PATH`) and the report.
     """
     from assay.cli.devices import find_device
     from assay.cli.reporting import conclude
@@ -49,12 +49,16 @@ def _load(name: str, prompts: list[str], attention: str, dtype: str, device: str
     """The model and its inputs."""
     import torch
 
+    from assay.integrations.versions import needed
+
     if dtype not in _DTYPES:
         raise ValueError(f"--dtype is one of {', '.join(_DTYPES)}; got {dtype}.")
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise ValueError(f"--model is a folder with a transformers model, or the name of one; {name} is no folder.")
     try:
-        import transformers
-    except ImportError:
-        raise ValueError("transformers is not installed: pip install 'transformers>=5'.") from None
+        transformers = needed("transformers", (5,), (6,))
+    except ImportError as error:
+        raise ValueError(str(error)) from None
     if attention == "assay":
         from assay.integrations import register_transformers
 

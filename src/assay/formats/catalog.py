@@ -22,6 +22,7 @@ FP4_E2M1 = Format(exponent=2, mantissa=1, infinities=False, nan="none", name="fp
 NAMED = MappingProxyType(
     {f.name: f for f in (FP64, FP32, TF32, BF16, FP16, FP8_E4M3, FP8_E5M2, FP6_E2M3, FP6_E3M2, FP4_E2M1)}
 )
+"""Name → format: FP64 to FP4."""
 
 _EXMY = re.compile(r"e(\d+)m(\d+)")
 

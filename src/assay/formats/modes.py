@@ -11,6 +11,7 @@ from assay.formats.spec import Format
 Rounding = Literal["nearest_even", "nearest_away", "toward_zero", "up", "down", "stochastic"]
 
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
+"""Their names: nearest_even, nearest_away, toward_zero, up, down, stochastic."""
 
 
 def check_rounding(rounding: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from assay.integrations.recorder import Recorder
 
 if TYPE_CHECKING:
-    from assay.integrations.budget import BudgetReport
+    from assay.budgets.assertion import BudgetReport
 
 _RECORDER = pytest.StashKey[Recorder]()
 
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def within_budget(request: pytest.FixtureRequest) -> Callable[..., BudgetReport]:
     """`assay.assert_within_budget` under the test's name; in a test marked `assay_record` it also records."""
-    from assay.integrations.budget import assert_within_budget
+    from assay.budgets.assertion import assert_within_budget
 
     bound = partial(assert_within_budget, name=request.node.name)
     if request.node.get_closest_marker("assay_record") is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from assay.integrations.regressions import Records, Worse, ratios_of, worse
 
 if TYPE_CHECKING:
-    from assay.integrations.budget import BudgetReport
+    from assay.budgets.assertion import BudgetReport
 
 
 class Recorder:

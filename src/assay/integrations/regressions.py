@@ -19,7 +19,7 @@ from assay._files import write_whole
 from assay.metrics.student_t import student_t, variance
 
 if TYPE_CHECKING:
-    from assay.integrations.budget import BudgetReport
+    from assay.budgets.assertion import BudgetReport
 
 FALSE_ALARMS = 0.001
 """Chance that a test fails after a change that only draws other errors."""

@@ -80,7 +80,8 @@ def _setting(row: Record, name: str) -> str:
     if name == "block":
         return "-" if row["block_rows"] is None else f"{row['block_rows']}×{row['block_columns']}"
     if name == "causal":
-        return "causal" if row["causal"] else "full"
+        captured = str(row["distribution"]).endswith(", masked")
+        return "causal" if row["causal"] else "as captured" if captured else "full"
     if name == "plan" and row["order"] is None:
         return "-"  # a real kernel has the plan it has
     if name in ("plan", "baseline"):

@@ -98,4 +98,5 @@ MEASURED: dict[str, type] = {
 COLUMNS: dict[str, type] = {**PROVENANCE, **COORDINATES, **PLAN, **MEASURED}
 
 POINTS = Schema(stem="records", version=SCHEMA, columns=COLUMNS, others=("training", "watch"))
+"""Points of sweeps, `records-….jsonl`: provenance, coordinates, the plan, what was measured."""
 to_json, from_json = POINTS.to_json, POINTS.from_json

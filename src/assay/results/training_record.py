@@ -43,3 +43,4 @@ MEASURED: dict[str, type] = {
     "step_seconds": float,
 }
 TRAINING = Schema(stem="training", version=1, columns={**PROVENANCE, **COORDINATES, **MEASURED})
+"""Steps of trainings, and pairs of them compared, `training-….jsonl`."""

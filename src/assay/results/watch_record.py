@@ -47,3 +47,4 @@ MEASURED: dict[str, type] = {
     "tied": float,  # share of rows whose largest score is shared, in the format of the call
 }
 WATCH = Schema(stem="watch", version=1, columns={**PROVENANCE, **COORDINATES, **MEASURED})
+"""Calls of watched models, whole and head by head, `watch-….jsonl`."""

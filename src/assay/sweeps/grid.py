@@ -14,7 +14,8 @@ import torch
 
 from assay._suggest import did_you_mean
 from assay.cases.attention.blocks import Block, block_from_sram, check_block, square, swapped
-from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, captured, check_inputs
+from assay.cases.attention.captured import Captured, captured
+from assay.cases.attention.inputs import DISTRIBUTIONS, FROM_FILE, check_inputs
 from assay.cases.attention.kernels import OURS, Kernel, available_kernels
 from assay.cases.attention.plan import FORWARD_STEPS, Plan
 from assay.cases.attention.plans import high_format, named_plan
@@ -84,16 +85,25 @@ class Sweep:
         """Every point of the grid, those that share their inputs side by side."""
         found: list[Point] = []
         for inputs in self.inputs:
-            settings, seeds, keys = self, self.seeds, None
+            settings, call = self, None
             if inputs.startswith(FROM_FILE):
-                heads, (_, _, length, dim), keys = captured(Path(inputs.removeprefix(FROM_FILE)))
-                settings = replace(self, batch=1, heads=1, length=length, lengths=(length,), dim=dim)
-                seeds = min(seeds, heads)
-            for seed in range(seeds):
+                settings, call = self._captured(Path(inputs.removeprefix(FROM_FILE)))
+            for seed in range(settings.seeds):
                 points = SWEEPS[self.name].points(settings, inputs, seed, device)
-                found.extend(replace(point, keys=keys) for point in points)
+                if call is not None:  # one that says which keys it hid is not asked what other masks would do
+                    points = (replace(p, keys=call.keys) for p in points if not call.told or p.causal == call.causal)
+                found.extend(points)
         # Kernels mask from the top left where lengths differ, we from the bottom right: not the same thing.
         return [p for p in found if p.variant == FLASH or not p.causal or p.keys in (None, p.shape[2])]
+
+    def _captured(self, path: Path) -> tuple[Sweep, Captured]:
+        """The same sweep with the shape, the heads and the mask of a captured call; and that call."""
+        call = captured(path)
+        if call.told and self.causal and not call.causal:
+            raise ValueError(f"{path} says itself which keys a query sees. Leave causal out.")
+        _, _, length, dim = call.shape
+        size: dict[str, Any] = {"batch": 1, "heads": 1, "length": length, "lengths": (length,), "dim": dim}
+        return replace(self, **size, causal=self.causal or call.causal, seeds=min(self.seeds, call.heads)), call
 
     @property
     def tile(self) -> Block:
@@ -126,6 +136,16 @@ def _plain(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]
         for plan in sweep.plans:
             for baseline in sweep.baselines:
                 yield _point(sweep, inputs, seed, format, plan, baseline)
+
+
+def _over_inputs(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
+    """Formats × plans × baselines; a captured call goes through every real kernel as well."""
+    yield from _plain(sweep, inputs, seed, device)
+    if inputs.startswith(FROM_FILE):
+        for kernel, format in product(available_kernels(torch.device(device)), sweep.formats):
+            if _takes(kernel, format, sweep.dim):
+                for baseline in sweep.baselines:
+                    yield _of_kernel(sweep, inputs, seed, format, baseline, kernel)
 
 
 def _over_precision(sweep: Sweep, inputs: str, seed: int, device: str) -> Iterator[Point]:
@@ -247,7 +267,7 @@ SWEEPS = {
         ignores=("lengths", "sram", "block"),
     ),
     "steps": _Kind("Which steps own the deviation?", _over_steps, {"plans": ("uniform",)}),
-    "inputs": _Kind("What do the inputs do?", _plain, {"inputs": tuple(DISTRIBUTIONS)}),
+    "inputs": _Kind("What do the inputs do?", _over_inputs, {"inputs": tuple(DISTRIBUTIONS)}),
     "kernels": _Kind(
         "How far are the real kernels of this machine from golden, forward and backward?",
         _over_kernels,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -13,8 +14,8 @@ import torch
 from assay.cases.attention.baseline import baseline_attention
 from assay.cases.attention.fused import as_torch_operations
 from assay.cases.attention.golden import golden_attention, golden_gradients
-from assay.cases.attention.inputs import Inputs, draw_inputs
-from assay.cases.attention.kernels import available_kernels
+from assay.cases.attention.inputs import Inputs, draw_inputs, how_called
+from assay.cases.attention.kernels import Kernel, available_kernels, is_refusal
 from assay.cases.attention.plan import Plan
 from assay.cases.attention.tiled import tiled_attention
 from assay.formats.catalog import get
@@ -36,13 +37,20 @@ Tensors = dict[str, torch.Tensor]
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+class NotTakenError(Exception):
+    """A real kernel does not take these inputs."""
+
+
 class Bench:
     """The inputs of a group of points, and what those points share: golden, baselines, kernels' results."""
 
     def __init__(self, point: Point, device: str) -> None:
-        self.device, self.causal = device, point.causal
+        self.device = device
         drawn = draw_inputs(point.inputs, point.shape, point.seed)
         self.drawn = Inputs(*(x.to(device) for x in drawn))
+        scale, bias = how_called(point.inputs, point.seed)
+        self.bias = None if bias is None else bias.to(device)
+        self._how: dict[str, Any] = {"causal": point.causal, "scale": scale, "bias": self.bias}
         self.environment = environment(device)
         self._kept: dict[tuple[object, ...], Tensors] = {}
 
@@ -91,12 +99,12 @@ class Bench:
 
     def _true_values(self, inputs: Inputs, tensor: str) -> Tensors:
         if tensor == "output":
-            return {"output": golden_attention(*inputs[:3], causal=self.causal)}
-        return dict(zip(TENSORS[1:], golden_gradients(*inputs, causal=self.causal), strict=True))
+            return {"output": golden_attention(*inputs[:3], **self._how)}
+        return dict(zip(TENSORS[1:], golden_gradients(*inputs, **self._how), strict=True))
 
     def _baseline(self, point: Point) -> torch.Tensor:
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return baseline_attention(q, k, v, plan=point.baseline, causal=self.causal)
+            return baseline_attention(q, k, v, plan=point.baseline, **self._how)
 
         gradients = point.tensor != "output"
         key = ("baseline", point.format, _identity(point.baseline), gradients)
@@ -108,15 +116,30 @@ class Bench:
             return _run(lambda q, k, v: self._flash(point, q, k, v), inputs, gradients)[point.tensor]
         kernel = next(k for k in available_kernels(torch.device(self.device)) if k.name == point.variant)
         key = ("kernel", point.variant, point.format, again)
-        return self._keep(key, lambda: _run(lambda q, k, v: kernel.call(q, k, v, self.causal), inputs, True))[
-            point.tensor
-        ]
+        return self._keep(key, lambda: self._kernel(kernel, inputs))[point.tensor]
+
+    def _kernel(self, kernel: Kernel, inputs: Inputs) -> Tensors:
+        """Its output and gradients; a NotTakenError if it does not take these inputs."""
+        bias = self.bias
+        if bias is not None and bias.dtype != torch.bool:
+            bias = bias.to(inputs.q.dtype)  # as kernels want it
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return kernel.call(q, k, v, self._how["causal"], scale=self._how["scale"], bias=bias)
+
+        try:
+            with warnings.catch_warnings(action="ignore"):  # torch says at length why not
+                return _run(call, inputs, True)
+        except RuntimeError as error:
+            if is_refusal(error):
+                raise NotTakenError(kernel.name) from error
+            raise
 
     def _flash(self, point: Point, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {"order": point.order, "block": point.block, **point.options}
         small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < _WORTH_COMPILING
         with as_torch_operations() if small else nullcontext():
-            return tiled_attention(q, k, v, plan=point.plan, causal=self.causal, **options)
+            return tiled_attention(q, k, v, plan=point.plan, **self._how, **options)
 
 
 def _run(attention: Attention, inputs: Inputs, gradients: bool) -> Tensors:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.executors.local import run_tasks
 from assay.results.environment import environment
 from assay.results.store import Store
-from assay.sweeps.measure import Bench
+from assay.sweeps.measure import Bench, NotTakenError
 from assay.sweeps.point import Point
 
 
@@ -36,7 +37,8 @@ def run_points(
     """Measure what `folder` lacks of `points`; tells `progress` how many of how many are there. The ids of all.
 
     Each point is written when it is measured, so that whoever stops this, by Ctrl-C or kill -9, loses the point in
-    flight and no other. Another process may work on the same points in the same folder: groups are claimed.
+    flight and no other. Another process may work on the same points in the same folder: groups are claimed. A real
+    kernel that does not take its inputs leaves no record.
     """
     name = environment(device)["device"]
     with Store(folder) as store:
@@ -85,7 +87,8 @@ class _Worker:
             for point, key in zip(task.points, task.ids, strict=True):
                 if key not in self.store.done:
                     bench = bench or Bench(point, task.device)
-                    self.store.append(bench.measure(point))
+                    with suppress(NotTakenError):
+                        self.store.append(bench.measure(point))
                     self.tell((key,))
         return True
 

@@ -118,6 +118,7 @@ def _policies() -> Mapping[str, Policy]:
 
 
 POLICIES = _policies()
+"""Name → policy: fp32, tf32, bf16, fp16, bf16_pure, fp8."""
 
 
 def convert_weights(model: _Model, policy: Policy) -> _Model:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from assay.watching.call import AttentionCall
 from assay.watching.function_call import FunctionCall, as_one_head
+from assay.watching.packed_call import PackedCall, packed
 
 Arguments = dict[str, Any]
 
@@ -22,11 +22,11 @@ class Adapter:
 
     name: str
     """As rows have it."""
-    parameters: tuple[str, ...]
-    """The names of its arguments that may come by position."""
+    parameters: tuple[str, ...] = ()
+    """The names of its arguments that may come by position, if it does not have them itself."""
     tensors: tuple[str, ...]
-    """Which of them are q, k and v."""
-    call: Callable[[Arguments], AttentionCall | str]
+    """Which of them are q, k and v; "kv" and "qkv" hold several."""
+    call: Callable[[Arguments], AttentionCall | PackedCall | str]
     """What is computed; or why that cannot be compared."""
     heads_second: bool = True
     """(B, H, N, D) as SDPA, or (B, N, H, D) as flash-attn: of q, k, v and their gradients."""
@@ -53,9 +53,14 @@ class Adapter:
         """The output or its gradient as (B, H, N, D)."""
         return heads_second(x, self.output_heads_second)
 
-    def seen_input(self, x: Tensor) -> Tensor:
-        """The gradient of an input as (B, H, N, D)."""
-        return heads_second(x, self.heads_second)
+    def seen_inputs(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those of q, k and v as (B, H, N, D), by these names."""
+        parts = [part for name, x in gradients.items() for part in (x.unbind(-3) if name in ("kv", "qkv") else (x,))]
+        return {name: heads_second(x, self.heads_second) for name, x in zip("qkv", parts, strict=True)}
+
+    def applies(self, arguments: Arguments) -> bool:
+        """Whether this call is attention; else it may call attention in turn."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +79,8 @@ class FunctionAdapter:
         args, kwargs = _split(arguments)
         return function(*args, **kwargs)
 
-    def call(self, arguments: Arguments) -> FunctionCall:
-        """What is computed."""
+    def call(self, arguments: Arguments) -> FunctionCall | str:
+        """What is computed; or why that cannot be compared."""
         args, kwargs = _split(arguments)
         return FunctionCall(plain_function=self.plain, args=args, kwargs=kwargs)
 
@@ -86,13 +91,19 @@ class FunctionAdapter:
     def output(self, result: Any) -> Tensor:
         """The tensor, or the first of several."""
         out: Tensor = result[0] if isinstance(result, tuple | list) else result
-        return out
+        return torch.cat(out.unbind()) if out.is_nested else out
 
     def seen_output(self, x: Tensor) -> Tensor:
         """As one head."""
         return as_one_head(x.detach())
 
-    seen_input = seen_output
+    def seen_inputs(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As one head each."""
+        return {name: self.seen_output(x) for name, x in gradients.items()}
+
+    def applies(self, arguments: Arguments) -> bool:
+        """All its calls are looked at."""
+        return True
 
 
 def _split(arguments: Arguments) -> tuple[tuple[Any, ...], Arguments]:
@@ -101,23 +112,11 @@ def _split(arguments: Arguments) -> tuple[tuple[Any, ...], Arguments]:
     return args, {name: value for name, value in arguments.items() if not name.isdigit()}
 
 
-def targets(model: nn.Module) -> Iterator[tuple[Callable[..., Any], Adapter]]:
-    """Every attention function that is loaded, with its adapter."""
-    for module, function, adapter in _KNOWN:
-        found = getattr(sys.modules.get(module), function, None)
-        if found is not None:
-            yield found, adapter
-    seen: set[int] = set()
-    for name in {type(module).__module__ for module in model.modules()}:
-        eager = getattr(sys.modules.get(name), "eager_attention_forward", None)
-        if name.startswith("transformers.") and eager is not None and id(eager) not in seen:
-            seen.add(id(eager))
-            yield eager, EAGER
-
-
 def heads_second(x: Tensor, already: bool) -> Tensor:
-    """(B, H, N, D), without a gradient."""
-    return x.detach() if already else x.detach().transpose(1, 2)
+    """(B, H, N, D), without a gradient; sequences one after the other are a batch of one."""
+    if already:
+        return x.detach()
+    return x.detach().transpose(0, 1)[None] if x.dim() == 3 else x.detach().transpose(1, 2)
 
 
 def _sdpa(a: Arguments) -> AttentionCall | str:
@@ -130,36 +129,26 @@ def _sdpa(a: Arguments) -> AttentionCall | str:
         return "nested tensors"
     right = q.shape[2] - k.shape[2] if a.get("is_causal") else None
     bias = a.get("attn_mask")
-    if bias is not None and not isinstance(bias, Tensor):
+    if type(bias) not in (type(None), Tensor, nn.Parameter):
         return f"a mask of the kind {type(bias).__name__}"
-    return AttentionCall(q=q, k=k, v=v, scale=_scale(a.get("scale"), q), right=right, bias=_four(bias))
+    return AttentionCall(q=q, k=k, v=v, scale=scale_of(a.get("scale"), q), right=right, bias=_four(bias))
 
 
-def _ours(a: Arguments) -> AttentionCall | str:
-    for name in ("rotary", "cu_seqlens_q", "cu_seqlens_k"):
-        if a.get(name) is not None:
-            return f"{name}, which the watch does not take apart"
+def _ours(a: Arguments) -> AttentionCall | PackedCall | str:
+    if a.get("rotary") is not None:
+        return "rotary, which the watch does not take apart"
     if a.get("dropout_p", 0.0):
         return "dropout"
     q, k, v = _computed_in(a["q"], a["k"], a["v"])
     left, right = a.get("window") or (None, None)
     if a.get("causal"):
         right = 0 if right is None else min(right, 0)
-    return AttentionCall(
-        q=q, k=k, v=v, scale=_scale(a.get("scale"), q), left=left, right=right, bias=_four(a.get("bias")),
-        slopes=a.get("alibi_slopes"), softcap=a.get("softcap"), sinks=a.get("sinks"),
-    )  # fmt: skip
-
-
-def _flash_attn(a: Arguments) -> AttentionCall | str:
-    if a.get("dropout_p", 0.0):
-        return "dropout"
-    q, k, v = (a[name].transpose(1, 2) for name in ("q", "k", "v"))
-    left, right = (None if side is None or side < 0 else side for side in a.get("window_size", (-1, -1)))
-    return AttentionCall(
-        q=q, k=k, v=v, scale=_scale(a.get("softmax_scale"), q), left=left, right=0 if a.get("causal") else right,
-        slopes=a.get("alibi_slopes"), softcap=a.get("softcap") or None,
-    )  # fmt: skip
+    how: dict[str, Any] = {"scale": scale_of(a.get("scale"), q), "left": left, "right": right}
+    how |= {"softcap": a.get("softcap"), "sinks": a.get("sinks")}
+    starts, key_starts = a.get("cu_seqlens_q"), a.get("cu_seqlens_k")
+    if starts is not None:
+        return packed(q, k, v, starts, starts if key_starts is None else key_starts, a.get("alibi_slopes"), **how)
+    return AttentionCall(q=q, k=k, v=v, bias=_four(a.get("bias")), slopes=a.get("alibi_slopes"), **how)
 
 
 def _eager(a: Arguments) -> AttentionCall | str:
@@ -171,11 +160,12 @@ def _eager(a: Arguments) -> AttentionCall | str:
     if mask is not None and mask.shape[-1] != k.shape[2]:
         mask = mask[..., : k.shape[2]]
     return AttentionCall(
-        q=q, k=k, v=v, scale=_scale(a.get("scaling"), q), bias=_four(mask), softcap=a.get("softcap"), sinks=sinks
+        q=q, k=k, v=v, scale=scale_of(a.get("scaling"), q), bias=_four(mask), softcap=a.get("softcap"), sinks=sinks
     )
 
 
-def _scale(scale: float | None, q: Tensor) -> float:
+def scale_of(scale: float | None, q: Tensor) -> float:
+    """As given, or 1/√dim."""
     return float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
 
 
@@ -201,27 +191,8 @@ SDPA = Adapter(
 )
 EAGER = Adapter(
     name="eager",
-    parameters=("module", "query", "key", "value", "attention_mask", "scaling", "dropout"),
     tensors=("query", "key", "value"),
     call=_eager,
     output_heads_second=False,
 )
-_FLASH_ATTN = Adapter(
-    name="flash_attn",
-    parameters=(
-        "q", "k", "v", "dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes",
-        "deterministic", "return_attn_probs",
-    ),
-    tensors=("q", "k", "v"),
-    call=_flash_attn,
-    heads_second=False,
-    output_heads_second=False,
-)  # fmt: skip
-_OURS = Adapter(name="assay", parameters=("q", "k", "v"), tensors=("q", "k", "v"), call=_ours)
-_KNOWN: tuple[tuple[str, str, Adapter], ...] = (
-    ("torch.nn.functional", "scaled_dot_product_attention", SDPA),
-    ("assay.flash.sdpa", "scaled_dot_product_attention", SDPA),
-    ("assay.flash.attention", "flash_attention", _OURS),
-    ("assay.flash.compat", "flash_attn_func", _FLASH_ATTN),
-    ("flash_attn.flash_attn_interface", "flash_attn_func", _FLASH_ATTN),
-)
+OURS = Adapter(name="assay", tensors=("q", "k", "v"), call=_ours)

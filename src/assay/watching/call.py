@@ -76,8 +76,17 @@ class AttentionCall:
         }  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """What it takes to replay it."""
-        return {"q": self.q, "k": self.k, "v": self.v}
+        """What it takes to replay it, with `notes`."""
+        bias = self.bias
+        if bias is not None:  # as small as it was before it was expanded
+            bias = bias[tuple(slice(None) if stride else slice(1) for stride in bias.stride())]
+        found = {"q": self.q, "k": self.k, "v": self.v, "bias": bias, "alibi_slopes": self.slopes, "sinks": self.sinks}
+        return {name: x for name, x in found.items() if x is not None}
+
+    def notes(self) -> dict[str, str]:
+        """The numbers among its arguments."""
+        found = {"scale": self.scale, "left": self.left, "right": self.right, "softcap": self.softcap}
+        return {name: repr(value) for name, value in found.items() if value is not None}
 
 
 @torch.no_grad()

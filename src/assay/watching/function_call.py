@@ -58,6 +58,10 @@ class FunctionCall:
         """What it takes to replay it."""
         return self._tensors()
 
+    def notes(self) -> dict[str, str]:
+        """Nothing that has a name."""
+        return {}
+
     def _tensors(self) -> dict[str, Tensor]:
         named = {str(number): x for number, x in enumerate(self.args)} | self.kwargs
         return {name: x for name, x in named.items() if isinstance(x, Tensor)}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from assay.watching.adapters import Adapter, FunctionAdapter
 
-Told = Callable[[Tensor, list[Tensor]], None]
-"""Given the gradient of the output, and those of the inputs."""
+Told = Callable[[Tensor, dict[str, Tensor]], None]
+"""Given the gradient of the output, and those of the inputs by their names."""
 
 
 def own_views(arguments: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -25,19 +25,19 @@ def own_views(arguments: Mapping[str, Any], names: tuple[str, ...]) -> dict[str,
 class Gradients:
     """Waits until all are there, and tells them."""
 
-    def __init__(self, adapter: Adapter | FunctionAdapter, out: Tensor, inputs: list[Tensor], told: Told) -> None:
-        self._adapter, self._told, self._count = adapter, told, len(inputs)
+    def __init__(self, adapter: Adapter | FunctionAdapter, out: Tensor, inputs: dict[str, Tensor], told: Told) -> None:
+        self._adapter, self._told, self._names = adapter, told, tuple(inputs)
         self._grad: Tensor | None = None
-        self._found: dict[int, Tensor] = {}
+        self._found: dict[str, Tensor] = {}
         out.register_hook(self._of_output)
-        for number, x in enumerate(inputs):
-            x.register_hook(functools.partial(self._of_input, number))
+        for name, x in inputs.items():
+            x.register_hook(functools.partial(self._of_input, name))
 
     def _of_output(self, grad: Tensor) -> None:
         self._grad = self._adapter.seen_output(grad)
 
-    def _of_input(self, number: int, grad: Tensor) -> None:
-        self._found[number] = self._adapter.seen_input(grad)
-        if len(self._found) == self._count and self._grad is not None:
+    def _of_input(self, name: str, grad: Tensor) -> None:
+        self._found[name] = grad.detach()
+        if len(self._found) == len(self._names) and self._grad is not None:
             whole, self._grad = self._grad, None
-            self._told(whole, [self._found.pop(i) for i in range(self._count)])
+            self._told(whole, self._adapter.seen_inputs({each: self._found.pop(each) for each in self._names}))

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from assay.watching.call import AttentionCall
 from assay.watching.function_call import FunctionCall
+from assay.watching.packed_call import PackedCall
 
-Call = AttentionCall | FunctionCall
+Call = AttentionCall | PackedCall | FunctionCall
 
 
 class Comparison(NamedTuple):
@@ -23,6 +24,8 @@ class Comparison(NamedTuple):
 
 
 def _flash(call: Call) -> Tensor:
+    if isinstance(call, PackedCall):
+        return call.together(_flash)
     if not isinstance(call, AttentionCall):  # a function of the user's: only its plain one is known
         return call.plain()
     from assay.flash.attention import flash_attention
@@ -34,6 +37,8 @@ def _flash(call: Call) -> Tensor:
 
 
 def _flash_gradients(call: Call, grad: Tensor) -> Sequence[Tensor]:
+    if isinstance(call, PackedCall):
+        return call.gradients(grad, _flash_gradients)
     if not isinstance(call, AttentionCall):
         return call.plain_gradients(grad)
     with torch.enable_grad():

@@ -16,8 +16,11 @@ class Running:
         self._root = model
         self._stack: list[str] = []
         self._calls: dict[str, int] = {}
+        self._told = False
+        self.between = False
+        """Whether it was told that a step is over, and of no next one yet."""
         self.steps = 0
-        """Runs of the whole model that have begun."""
+        """Steps that have begun: runs of the whole model, or as many as it was told of."""
         self._handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -40,13 +43,21 @@ class Running:
         self._calls[layer] = call + 1
         return layer, max(0, self.steps - 1), call
 
+    def begin(self, step: int) -> None:
+        """A step of whoever trains; a second time with the same number it goes on. Runs count no more."""
+        if not self._told or step + 1 != self.steps:
+            self._calls.clear()
+        self._told, self.between, self.steps = True, False, step + 1
+        self._stack.clear()
+
     def _enter(self, module: nn.Module, _: Any) -> None:
         name = self._names.get(id(module))
         if name is not None:
             if module is self._root:
-                self.steps += 1
                 self._stack.clear()
-                self._calls.clear()
+                if not self._told:
+                    self.steps += 1
+                    self._calls.clear()
             self._stack.append(name)
 
     def _leave(self, module: nn.Module, _: Any, __: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.results.record import Record
-from assay.watching.adapters import Adapter, Arguments, FunctionAdapter, targets
+from assay.watching.adapters import Adapter, Arguments, FunctionAdapter
 from assay.watching.catching import Replaced
 from assay.watching.gradients import Gradients, own_views
 from assay.watching.ledger import Ledger
@@ -25,16 +25,13 @@ from assay.watching.others import OTHERS
 from assay.watching.rows import Seen
 from assay.watching.running import Running
 from assay.watching.summary import summary
+from assay.watching.targets import targets
 from assay.watching.worst import Worst
 
 Function = Callable[..., Any]
 _active = threading.Lock()
 _COMPILED = (
     "The model is compiled, and the watch cannot look into compiled code: it runs uncompiled while it is watched."
-)
-_FUSED = (
-    "nn.TransformerEncoderLayer has an inference path that fuses a whole layer, into which the watch cannot look: its "
-    "attention is not compared. torch.backends.mha.set_fastpath_enabled(False) before the watch makes it visible."
 )
 
 
@@ -57,7 +54,8 @@ def watch(
     The model goes on with what it computed itself, bit for bit as if not watched. Calls of
     `F.scaled_dot_product_attention` (as nn.MultiheadAttention and most models make them), of transformers' eager
     attention, of flash-attn and of ours are found wherever they are made; in training the gradients of q, k and v are
-    compared as well. A compiled model runs uncompiled as long, and a warning says so.
+    compared as well. torch's layers that are one fused operation, as in inference, are compared as a whole. A compiled
+    model runs uncompiled as long, and a warning says so.
 
     Args:
         model: Any module. Names of its submodules are the layers.
@@ -120,6 +118,19 @@ class Watch:
         """The call with the largest error over the other's; `worst.save(path)` keeps its inputs."""
         return self._entered().worst
 
+    @property
+    def found(self) -> int:
+        """How many calls were seen, compared or not."""
+        return self._found
+
+    def begin_step(self, step: int) -> None:
+        """For loops that know their steps: what follows is step `step`, however often the model runs in it."""
+        self._followed().begin(step)
+
+    def end_step(self) -> None:
+        """What follows is of no step: it is not compared until the next one begins."""
+        self._followed().between = True
+
     def summary(self) -> str:
         """A table of the layers, and what stands out."""
         return summary(self.rows, self.skipped, self.first_over)
@@ -131,7 +142,7 @@ class Watch:
             stack.callback(_active.release)
             self._ledger = self._make()
             stack.callback(self._ledger.close)
-            if any(hasattr(module, "_orig_mod") for module in self._model.modules()):
+            if any(map(_is_compiled, self._model.modules())):
                 warnings.warn(_COMPILED, stacklevel=2)
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
@@ -146,7 +157,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        self.close()
         steps = self._running.steps if self._running is not None else 0
         if kind is None and steps and not self._found:
             raise ValueError(
@@ -155,45 +166,62 @@ class Watch:
                 "Name others with also={fast: plain}."
             )
 
+    def close(self) -> None:
+        """Watch no more: what leaving the `with` does, whether or not there was any attention."""
+        if self._running is not None:
+            self._running.between = True  # for whoever has kept one of our functions
+        self._open.close()
+
     def _entered(self) -> Ledger:
         if self._ledger is None:
             raise ValueError("Nothing was watched yet: use it as `with assay.watch(model) as w:`.")
         return self._ledger
 
+    def _followed(self) -> Running:
+        self._entered()
+        assert self._running is not None
+        return self._running
+
     def _catch(self, stack: ExitStack) -> None:
-        replaced = Replaced()
+        replaced = Replaced(self._model)
         stack.callback(replaced.restore)
-        for function, adapter in targets(self._model):
-            replaced.replace(function, self._wrapped(function, adapter))
+        others = {
+            function: self._wrapped(replaced.genuine(function), adapter) for function, adapter in targets(self._model)
+        }
         for fast, plain in self._also.items():
-            name = getattr(fast, "__qualname__", type(fast).__name__)
-            beside = FunctionAdapter(name=name, plain=plain)
+            beside = FunctionAdapter(name=_name(fast), plain=plain)
             if isinstance(fast, nn.Module):
                 replaced.replace_in(fast, "forward", self._wrapped(fast.forward, beside))
-            elif not replaced.replace(fast, self._wrapped(fast, beside)):
-                raise ValueError(f"No loaded module has the function {name}, so its calls cannot be found.")
-        fused = torch._transformer_encoder_layer_fwd
-        replaced.replace_in(torch, "_transformer_encoder_layer_fwd", _warning_first(fused))
+            else:
+                others[fast] = self._wrapped(replaced.genuine(fast), beside)
+        found = replaced.replace(others)
+        missing = [_name(fast) for fast in self._also if not isinstance(fast, nn.Module) and fast not in found]
+        if missing:
+            raise ValueError(f"No loaded module has the function {missing[0]}, so its calls cannot be found.")
 
     def _wrapped(self, function: Function, adapter: Adapter | FunctionAdapter) -> Function:
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
             # What it calls in turn is part of it; and what is being compiled cannot be looked into.
-            if getattr(self._busy, "now", False) or torch.compiler.is_compiling():
+            away = getattr(self._busy, "now", False) or self._followed().between
+            if away or torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            arguments = adapter.bound(args, kwargs)
+            if not adapter.applies(arguments):
                 return function(*args, **kwargs)
             with self._looking_away():
-                return self._call(function, adapter, adapter.bound(args, kwargs))
+                return self._call(function, adapter, arguments)
 
         return watched
 
     @contextmanager
     def _looking_away(self) -> Iterator[None]:
         """What is called now is our own doing, or part of what was caught."""
-        self._busy.now = True
+        before, self._busy.now = getattr(self._busy, "now", False), True
         try:
             yield
         finally:
-            self._busy.now = False
+            self._busy.now = before
 
     def _call(self, function: Function, adapter: Adapter | FunctionAdapter, arguments: Arguments) -> Any:
         assert self._running is not None
@@ -212,20 +240,19 @@ class Watch:
         out, ledger = adapter.output(result), self._entered()
         ledger.output(seen, call, adapter.seen_output(out))
         if views and out.requires_grad:
-            short = tuple(dict(zip(("query", "key", "value"), "qkv", strict=True)).get(name, name) for name in names)
 
-            def told(grad: Tensor, found: list[Tensor]) -> None:
+            def told(grad: Tensor, found: dict[str, Tensor]) -> None:
                 with self._looking_away():
-                    ledger.gradients(seen, call, short, grad, found)
+                    ledger.gradients(seen, call, tuple(found), grad, list(found.values()))
 
-            Gradients(adapter, out, list(views.values()), told)
+            Gradients(adapter, out, views, told)
         return result
 
 
-def _warning_first(function: Function) -> Function:
-    @functools.wraps(function)
-    def warned(*args: Any, **kwargs: Any) -> Any:
-        warnings.warn(_FUSED, stacklevel=3)
-        return function(*args, **kwargs)
+def _is_compiled(module: nn.Module) -> bool:
+    """By torch.compile(module), or by module.compile()."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
-    return warned
+
+def _name(function: Function) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))

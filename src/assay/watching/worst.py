@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,11 +26,14 @@ class Worst:
         if row["tensor"] != "output" or _badness(row) <= _badness(self.row):
             return
         self.row = row
-        self._tensors = {name: x.detach().cpu().contiguous() for name, x in call.tensors().items()}
-        self._notes = {"layer": row["layer"], "implementation": row["implementation"], "causal": str(row["causal"])}
+        # Copies: a model may write into its own tensors later, and a file may not have one tensor under two names.
+        self._tensors = {
+            name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in call.tensors().items()
+        }
+        self._notes = {"layer": row["layer"], "implementation": row["implementation"], **call.notes()}
 
     def save(self, path: Path | str) -> None:
-        """As safetensors: q, k and v, which `assay sweep inputs` takes."""
+        """As safetensors: q, k, v, its mask and scale, for `assay sweep inputs --from`."""
         if self.row is None:
             raise ValueError("No call was compared, so there is none to save.")
         path = Path(path)
@@ -42,5 +46,8 @@ class Worst:
 def _badness(row: Record | None) -> float:
     if row is None:
         return -1.0
-    found = row["ratio_rmse"] if row["ratio_rmse"] is not None else row["difference_rmse"]
-    return float("inf") if found != found else float(found)
+    if row["ratio_rmse"] is None:
+        wrong, found = row["difference_max"] == float("inf"), row["difference_rmse"]
+    else:
+        wrong, found = row["error_nonfinite"] > 0, row["ratio_rmse"]
+    return float("inf") if wrong or found != found else float(found)

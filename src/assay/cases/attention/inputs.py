@@ -6,12 +6,15 @@ All are FP64 on the CPU, drawn from a generator of their own: the same numbers o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from assay._suggest import did_you_mean
+from assay.cases.attention.captured import How, captured, one_head
+from assay.cases.attention.captured_file import Three
 
 Shape = tuple[int, int, int, int]
 """(batch, heads, length, head dimension)"""
@@ -26,9 +29,6 @@ class Inputs(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     grad: torch.Tensor
-
-
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Distribution(NamedTuple):
@@ -108,8 +108,16 @@ def check_inputs(name: str) -> str:
 def describe_inputs(name: str) -> str:
     """In words, for a table or a caption."""
     if name.startswith(FROM_FILE):
-        return f"captured: {Path(name.removeprefix(FROM_FILE)).name}"
+        path = Path(name.removeprefix(FROM_FILE))
+        return _describe_captured(path, path.stat().st_mtime_ns)
     return DISTRIBUTIONS[name].words
+
+
+@lru_cache(maxsize=32)
+def _describe_captured(path: Path, changed: int) -> str:
+    """Once for a file, since every point of a sweep asks."""
+    found = captured(path)
+    return ", ".join(filter(None, (f"captured: {path.name}", found.layer, "masked" if found.masked else "")))
 
 
 def draw_inputs(name: str, shape: Shape, seed: int) -> Inputs:
@@ -119,63 +127,12 @@ def draw_inputs(name: str, shape: Shape, seed: int) -> Inputs:
     """
     generator = torch.Generator().manual_seed(seed)
     if check_inputs(name).startswith(FROM_FILE):
-        q, k, v = _one_head(Path(name.removeprefix(FROM_FILE)), seed)
+        (q, k, v), _ = one_head(Path(name.removeprefix(FROM_FILE)), seed)
     else:
         q, k, v = DISTRIBUTIONS[name].draw(shape, generator)
     return Inputs(q, k, v, _normal((*q.shape[:3], v.shape[3]), generator))
 
 
-class Captured(NamedTuple):
-    """What a safetensors file with q, k and v holds."""
-
-    heads: int
-    """Query heads of all batch entries."""
-    shape: Shape
-    """Of the queries of one head."""
-    keys: int
-
-
-def captured(path: Path) -> Captured:
-    """Look at a file of captured inputs; a ValueError says what is wrong with it."""
-    q, k, _ = _load(path)
-    return Captured(q.shape[0] * q.shape[1], (1, 1, q.shape[2], q.shape[3]), k.shape[2])
-
-
-def _one_head(path: Path, head: int) -> Three:
-    q, k, v = _load(path)
-    heads = q.shape[0] * q.shape[1]
-    if head >= heads:
-        raise ValueError(f"{path} has {heads} heads; a seed picks one of them, got seed {head}. Use fewer seeds.")
-    group = q.shape[1] // k.shape[1]
-    batch, own = divmod(head, q.shape[1])
-    return (
-        q[batch, own][None, None].double(),
-        k[batch, own // group][None, None].double(),
-        v[batch, own // group][None, None].double(),
-    )
-
-
-def _load(path: Path) -> Three:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        found = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    missing = [name for name in ("q", "k", "v") if name not in found]
-    if missing:
-        raise ValueError(f"{path} must have tensors q, k and v; it has {', '.join(found) or 'none'}.")
-    q, k, v = found["q"], found["k"], found["v"]
-    shapes = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (q, k, v))
-    if not all(x.dim() == 4 and x.is_floating_point() and x.numel() for x in (q, k, v)):
-        raise ValueError(f"q, k and v in {path} must be float of shape (batch, heads, length, dim), got {shapes}.")
-    fits = k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
-    if not fits or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"q, k and v in {path} must share the batch, k and v their heads and length, q and k their dim, and the "
-            f"key heads must divide the query heads; got {shapes}."
-        )
-    if not all(bool(x.isfinite().all()) for x in (q, k, v)):
-        raise ValueError(f"q, k and v in {path} must be finite, but there are NaN or infinities among them.")
-    return q, k, v
+def how_called(name: str, seed: int) -> How:
+    """The scale and the mask that captured inputs came with; nothing for drawn ones."""
+    return one_head(Path(name.removeprefix(FROM_FILE)), seed)[1] if name.startswith(FROM_FILE) else How()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +26,30 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 
+class KernelCall(Protocol):
+    """A kernel: an `Attention` that also takes what a captured call may have had."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        /,
+        *,
+        scale: float | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The output."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
     """A real kernel and the emulation that claims to do the same."""
 
     name: str
     """As tables show it."""
-    call: Attention
+    call: KernelCall
     """(q, k, v, causal) → output."""
     plan: Callable[[str], Plan]
     """From the input format: what the kernel rounds, and to what."""
@@ -65,19 +82,42 @@ def available_kernels(device: torch.device) -> list[Kernel]:
     return [_FLASH_ATTN, *found] if find_spec("flash_attn") else found
 
 
-def _sdpa(backend: SDPBackend) -> Attention:
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def is_refusal(error: RuntimeError) -> bool:
+    """Whether a kernel says that it does not take this format, shape or mask."""
+    return "No available kernel" in str(error) or "not support" in str(error)
+
+
+def _sdpa(backend: SDPBackend) -> KernelCall:
+    def call(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        *,
+        scale: float | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         with sdpa_kernel(backend):
             grouped = q.shape[1] != k.shape[1]
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal, scale=scale, enable_gqa=grouped)
 
     return call
 
 
-def _flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def _flash_attn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    *,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     from flash_attn import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
 
-    out: torch.Tensor = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+    if bias is not None:
+        raise RuntimeError("flash-attn does not support a bias.")
+    out: torch.Tensor = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), softmax_scale=scale, causal=causal)
     return out.transpose(1, 2)
 
 
@@ -132,8 +172,17 @@ def _ours(*steps: str, **how: bool) -> Kernel:
     def numerics(format: str) -> Numerics:
         return Numerics(**dict.fromkeys(steps, format), **how)  # type: ignore[arg-type]
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        return flash_attention(q, k, v, causal=causal, numerics=numerics(_NAMES[q.dtype]))
+    def call(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        *,
+        scale: float | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        how = numerics(_NAMES[q.dtype])
+        return flash_attention(q, k, v, causal=causal, scale=scale, bias=bias, numerics=how)
 
     def plan(format: str) -> Plan:
         shipped = Plan.shipped(format)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from assay.integrations.budget_fp64 import baseline_in_fp64
+from assay.budgets.fp64 import baseline_in_fp64
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Any]

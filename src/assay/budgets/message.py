@@ -6,8 +6,8 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from assay.integrations.budget_figures import Errors
-from assay.integrations.budget_verdict import Judged
+from assay.budgets.figures import Errors
+from assay.budgets.verdict import Judged
 
 _LEGEND = "  (floor: the golden value rounded once; bias: mean error; outward: mean error away from zero)"
 _WIDTH = 110

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
-from assay.integrations.budget_figures import Errors, Measured
+from assay.budgets.figures import Errors, Measured
 from assay.metrics.student_t import mean_and_half_width
 
 CONFIDENCE = 0.95

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from assay.budgets import message
+from assay.budgets.draws import Inputs, draws
+from assay.budgets.figures import Measured, measure
+from assay.budgets.runs import Function, run_three
+from assay.budgets.verdict import Judged, check_enough
 from assay.formats.dtypes import format_of
-from assay.integrations import budget_message
-from assay.integrations.budget_draws import Inputs, draws
-from assay.integrations.budget_figures import Measured, measure
-from assay.integrations.budget_runs import Function, run_three
-from assay.integrations.budget_verdict import Judged, check_enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class BudgetReport:
         return tuple(sorted((j for j in self.judged if j.over), key=lambda j: -j.excess))
 
     def __str__(self) -> str:
-        return budget_message.table(self.name, self.judged)
+        return message.table(self.name, self.judged)
 
 
 def assert_within_budget(
@@ -77,7 +77,7 @@ def assert_within_budget(
     )
     report = BudgetReport(name or _name_of(fn), tuple(judged))
     if report.over:
-        raise AssertionError(budget_message.failure(report.name, report.over, len(report.judged)))
+        raise AssertionError(message.failure(report.name, report.over, len(report.judged)))
     return report
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from assay.budgets.assertion import BudgetReport, assert_within_budget
+from assay.budgets.figures import measure
+from assay.budgets.runs import Three, run_three
+from assay.budgets.verdict import CONFIDENCE, FEWEST, Judged
 from assay.cases.attention.inputs import DISTRIBUTIONS, draw_inputs
 from assay.formats.dtypes import format_of
-from assay.integrations.budget import BudgetReport, assert_within_budget
-from assay.integrations.budget_figures import measure
-from assay.integrations.budget_runs import Three, run_three
-from assay.integrations.budget_verdict import CONFIDENCE, FEWEST, Judged
 from assay.metrics.deviation import deviation
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

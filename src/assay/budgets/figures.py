@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from assay.budgets.runs import Three
 from assay.formats.dtypes import format_of
-from assay.integrations.budget_runs import Three
 from assay.metrics.deviation import Deviation, deviation
 from assay.metrics.ulps import ulp_distance
 

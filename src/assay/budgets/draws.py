@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from assay.budgets.runs import Tensors
 from assay.cases.attention.inputs import DISTRIBUTIONS
-from assay.integrations.budget_runs import Tensors
 
 Inputs = Tensors | Callable[..., Tensors]
 

@@ -1,0 +1,1 @@
+"""How wrong may an implementation be? As wrong as its format makes a plain one, times a small factor."""

@@ -1,0 +1,93 @@
+"""Several sequences one after the other in one call, each attending within itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.watching.call import AttentionCall, plain
+from assay.watching.scores import Scores
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class PackedCall:
+    """What went in: one call for each sequence, of batch 1. Results are (1, heads, all lengths, D)."""
+
+    parts: tuple[AttentionCall, ...]
+
+    def detached(self) -> PackedCall:
+        """Without gradients."""
+        return PackedCall(parts=tuple(part.detached() for part in self.parts))
+
+    def in_double(self) -> PackedCall:
+        """The same numbers in FP64."""
+        return PackedCall(parts=tuple(part.in_double() for part in self.parts))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of q, k and v."""
+        return self.parts[0].dtype
+
+    def together(self, attend: Callable[[AttentionCall], Tensor]) -> Tensor:
+        """The outputs of all, one after the other."""
+        return torch.cat([attend(part) for part in self.parts], 2)
+
+    def gradients(
+        self, grad: Tensor, differentiate: Callable[[AttentionCall, Tensor], Sequence[Tensor]]
+    ) -> Sequence[Tensor]:
+        """Those of all, one after the other."""
+        each = grad.split([part.q.shape[2] for part in self.parts], 2)
+        found = [differentiate(part, own) for part, own in zip(self.parts, each, strict=True)]
+        return [torch.cat(tensors, 2) for tensors in zip(*found, strict=True)]
+
+    def plain(self) -> Tensor:
+        """See `call.plain`."""
+        return self.together(plain)
+
+    def plain_gradients(self, grad: Tensor) -> Sequence[Tensor]:
+        """See `call.plain_gradients`."""
+        return self.gradients(grad, lambda part, own: part.plain_gradients(own))
+
+    def golden(self) -> tuple[Tensor, dict[str, list[float]]]:
+        """The output in FP64, and what the scores of all are like."""
+        q = self.parts[0].q
+        scores = Scores(q.shape[1], q.dtype, q.device)
+        return self.together(lambda part: plain(part.in_double(), scores)), scores.figures()
+
+    def columns(self) -> dict[str, Any]:
+        """What rows say of it: the lengths are those of the longest sequence."""
+        return self._longest.columns() | {"batch": len(self.parts)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What it takes to replay the longest sequence."""
+        return self._longest.tensors()
+
+    def notes(self) -> dict[str, str]:
+        """The numbers among its arguments."""
+        return self._longest.notes()
+
+    @property
+    def _longest(self) -> AttentionCall:
+        return max(self.parts, key=lambda part: part.q.shape[2] * part.k.shape[2])
+
+
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, slopes: Tensor | None, **how: Any
+) -> PackedCall | str:
+    """The call on (1, heads, all lengths, D); `starts` are where each sequence begins, and the total."""
+    rows, keys = starts.tolist(), key_starts.tolist()
+    parts = []
+    for number in range(len(rows) - 1):
+        own, others = slice(rows[number], rows[number + 1]), slice(keys[number], keys[number + 1])
+        if own.start == own.stop and others.start == others.stop:
+            continue
+        if own.start == own.stop or others.start == others.stop:
+            return "a sequence without queries, or without keys"
+        sloping = slopes if slopes is None or slopes.dim() == 1 else slopes[number : number + 1]
+        part = AttentionCall(q=q[:, :, own], k=k[:, :, others], v=v[:, :, others], slopes=sloping, **how)
+        parts.append(part)
+    return PackedCall(parts=tuple(parts)) if parts else "no sequences"
