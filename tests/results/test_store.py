@@ -42,6 +42,15 @@ def test_a_row_is_kept_once(tmp_path: Path) -> None:
     assert ids_on_disk(tmp_path) == ["a"]
 
 
+def test_rows_that_nobody_resumes_are_not_remembered(tmp_path: Path) -> None:
+    with Store(tmp_path, remembers=False) as store:
+        for row in make_records(3):
+            store.append(row)
+        assert store.done == set()
+    assert ids_on_disk(tmp_path) == [row["id"] for row in make_records(3)]
+    assert Store(tmp_path, remembers=False).done == set()
+
+
 @pytest.mark.parametrize(
     "record", [make_record(id=None), make_record(time=None), make_record(schema=2), make_record(batch="3"), {"id": "a"}]
 )

@@ -24,9 +24,8 @@ def ulp_distance(distance: Tensor, reference: Tensor, format: Format) -> Tensor:
     above |r|. Two grid values in one binade are this many representable steps apart. Beyond the
     format's largest value its grid is thought to go on.
     """
-    # Clearing the mantissa bits leaves 2^floor(log2 |r|), exactly; the clamp covers subnormals and zero.
-    clamped = reference.abs().clamp_(min=format.smallest_normal)
-    power = (clamped.view(torch.int64) & _EXPONENT_BITS).view(torch.float64)
+    # Clearing the sign and the mantissa leaves 2^floor(log2 |r|), exactly; the clamp covers subnormals and zero.
+    power = (reference.view(torch.int64) & _EXPONENT_BITS).view(torch.float64).clamp_(min=format.smallest_normal)
     # Divide first: power * 2^-mantissa could be subnormal, the quotient cannot.
     return distance.div(power).mul_(2.0**format.mantissa)
 

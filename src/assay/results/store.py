@@ -32,10 +32,11 @@ class StoreError(Exception):
 class Store:
     """The records of one kind in a folder, which may hold other kinds too.
 
-    For one thread of a process; a forked child that goes on gets its own file.
+    For one thread of a process; a forked child that goes on gets its own file. Rows that nobody resumes need not be
+    remembered: then `done` stays empty, and memory does not grow with them.
     """
 
-    def __init__(self, folder: Path, schema: Schema = POINTS) -> None:
+    def __init__(self, folder: Path, schema: Schema = POINTS, *, remembers: bool = True) -> None:
         self.folder = Path(folder).absolute()
         self.schema = schema
         _check_writable(self.folder)
@@ -44,7 +45,9 @@ class Store:
         self._path: Path | None = None
         self._descriptor = -1
         self._process = os.getpid()
-        self.refresh()
+        self._remembers = remembers
+        if remembers:
+            self.refresh()
 
     @property
     def done(self) -> set[str]:
@@ -87,7 +90,8 @@ class Store:
             written = os.write(descriptor, line)
             if written != len(line):
                 raise OSError(errno.ENOSPC, f"only {written} of a row's {len(line)} bytes could be written")
-            self._done.add(identity)
+            if self._remembers:
+                self._done.add(identity)
         except BaseException as error:  # also Ctrl-C: half a row would spoil the next one
             self._done.discard(identity)
             self._cut(before)

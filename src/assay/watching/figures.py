@@ -1,96 +1,58 @@
-"""All that separates two tensors, for every head at once and for all heads together.
-
-The figures of `assay.deviation`, from sums over each head that add up to those of the whole. Quantiles and W1 are those
-of at most `SAMPLE` elements, evenly spaced: sorting must stay cheaper than attention.
-"""
+"""The figures of `assay.deviation`, from sums over each head and over all."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
-from assay.formats.spec import Format
-from assay.metrics.ulps import ulp_distance
+from assay.watching.sums import WITH_GOLDEN, WITHOUT_GOLDEN
 
-SAMPLE = 1 << 12
 _Z = 1.959963984540054  # 95% of a normal distribution
 
 
-def figures(actual: Tensor, reference: Tensor, format: Format) -> dict[str, list[float]]:
-    """Name → one number for each head, then one for all; `actual` and `reference` are (B, heads, rows, D)."""
-    x, y, d, wrong = _by_head(actual, reference)
-    ulps = ulp_distance(d.abs().flatten(), y.flatten(), format).view_as(d)
-    count, square, bias = _basic(d, wrong)
-    own, norm, product, distance, ulp = map(
-        _added, (x.square().sum(1), y.square().sum(1), (x * y).sum(1), d.abs().sum(1), ulps.sum(1))
-    )
-    std = (square / count - bias.square()).clamp(min=0.0).sqrt()
-    half = _Z * std / (count - 1).clamp(min=1.0).sqrt()
-    found = {
-        "max": _most(d.abs(), wrong),
-        "mean": distance / count,
-        "std": std,
-        "rmse": (square / count).sqrt(),
-        "relative": torch.where(square == 0, 0.0, (square / norm).sqrt()),
-        "bias": bias,
-        "bias_low": bias - half,
-        "bias_high": bias + half,
-        "ulp_max": _most(ulps, wrong),
-        "ulp_mean": ulp / count,
-        "cosine": product / (own * norm).sqrt(),
-        "sqnr": torch.where(square == 0, torch.inf, 10 * torch.log10(norm / square)),
-        "nonfinite": _added(wrong.double()),
-        "q99": torch.cat((_q99(d), _q99(d.flatten()[None]))),
-        "w1": torch.cat((_w1(x, y), _w1(x.flatten()[None], y.flatten()[None]))),
-    }
+def all_finite(sums: Tensor) -> bool:
+    """Whether all was that these sums were made of."""
+    return bool(torch.stack([x for name, x in _named(sums).items() if name.endswith("_square")]).isfinite().all())
+
+
+def figures(sums: Tensor, count: Tensor) -> dict[str, list[float]]:
+    """Name → a number for each column of `sums`, (names, columns), which went over `count` numbers."""
+    given = _named(sums)
+    found: dict[str, Tensor] = {}
+    for name in ("difference", "floor", "baseline", "error"):
+        if f"{name}_square" in given:
+            wrong = given[f"{name}_wrong"]
+            found[f"{name}_rmse"] = (given[f"{name}_square"] / (count - wrong)).sqrt()
+            found[f"{name}_max"] = torch.where(wrong > 0, torch.inf, given[f"{name}_max"])
+    if len(given) == len(WITH_GOLDEN):
+        found["baseline_bias"] = given["baseline_sum"] / (count - given["baseline_wrong"])
+        found |= _of_error(given, count - given["error_wrong"])
     return dict(zip(found, torch.stack(tuple(found.values())).tolist(), strict=True))
 
 
-def brief(actual: Tensor, reference: Tensor) -> dict[str, list[float]]:
-    """Only "max", "rmse" and "bias"."""
-    _, _, d, wrong = _by_head(actual, reference)
-    count, square, bias = _basic(d, wrong)
-    most, rmse, lean = torch.stack((_most(d.abs(), wrong), (square / count).sqrt(), bias)).tolist()
-    return {"max": most, "rmse": rmse, "bias": lean}
+def _named(sums: Tensor) -> dict[str, Tensor]:
+    return dict(zip(WITHOUT_GOLDEN if len(sums) == len(WITHOUT_GOLDEN) else WITH_GOLDEN, sums, strict=True))
 
 
-def _by_head(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both and their difference, (heads, numbers) in FP64, 0 where not finite; and how often only one was not."""
-    x, y = (tensor.detach().double().transpose(0, 1).flatten(1) for tensor in (actual, reference))
-    d = x - y
-    if bool(d.isfinite().all()):  # so are x and y
-        return x, y, d, torch.zeros(len(d), dtype=torch.int64, device=d.device)
-    finite = x.isfinite() & y.isfinite()
-    wrong = (~finite & ~((x == y) | (x.isnan() & y.isnan()))).sum(1)
-    x, y, d = (torch.where(finite, each, 0.0) for each in (x, y, d))
-    return x, y, d, wrong
-
-
-def _basic(d: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many numbers, the sum of squares, the mean."""
-    count = _added(torch.full_like(d[:, 0], d.shape[1]) - wrong)
-    return count, _added(d.square().sum(1)), _added(d.sum(1)) / count
-
-
-def _added(by_head: Tensor) -> Tensor:
-    """One number for each head, then their sum."""
-    return torch.cat((by_head, by_head.sum()[None]))
-
-
-def _most(by_head: Tensor, wrong: Tensor) -> Tensor:
-    most = torch.where(wrong > 0, torch.inf, by_head.amax(1))
-    return torch.cat((most, most.amax()[None]))
-
-
-def _sampled(x: Tensor) -> Tensor:
-    return x[:, :: max(1, math.ceil(x.shape[1] / SAMPLE))]
-
-
-def _q99(d: Tensor) -> Tensor:
-    return torch.quantile(_sampled(d).abs(), 0.99, dim=1)
-
-
-def _w1(x: Tensor, y: Tensor) -> Tensor:
-    return (_sampled(x).sort(1).values - _sampled(y).sort(1).values).abs().mean(1)
+def _of_error(given: dict[str, Tensor], count: Tensor) -> dict[str, Tensor]:
+    wrong, square, actual, golden = (
+        given[n] for n in ("error_wrong", "error_square", "actual_square", "golden_square")
+    )
+    bias = given["error_sum"] / count
+    std = (square / count - bias.square()).clamp(min=0.0).sqrt()
+    half = _Z * std / (count - 1).clamp(min=1.0).sqrt()
+    return {
+        "error_mean": given["error_distance"] / count,
+        "error_std": std,
+        "error_relative": torch.where(square == 0, 0.0, (square / golden).sqrt()),
+        "error_bias": bias,
+        "error_bias_low": bias - half,
+        "error_bias_high": bias + half,
+        "error_ulp_max": torch.where(wrong > 0, torch.inf, given["error_ulp_max"]),
+        "error_ulp_mean": given["error_ulps"] / count,
+        "error_cosine": (actual + golden - square) / 2 / (actual * golden).sqrt(),
+        "error_sqnr": torch.where(square == 0, torch.inf, 10 * torch.log10(golden / square)),
+        "error_nonfinite": wrong,
+        "error_q99": given["error_q99"],
+        "error_w1": given["error_w1"],
+    }

@@ -33,22 +33,21 @@ class FunctionCall:
         """Of the first floating tensor."""
         return next((x.dtype for x in self._tensors().values() if x.is_floating_point()), torch.float32)
 
-    def plain(self) -> Tensor:
-        """What the plain function gives."""
-        return as_one_head(self.plain_function(*self.args, **self.kwargs))
-
-    def plain_gradients(self, grad: Tensor) -> Sequence[Tensor]:
-        """Of its floating arguments, by autograd."""
-        with torch.enable_grad():
-            call = self._each(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
-            out = call.plain()
-            leaves = [x for x in call._tensors().values() if x.requires_grad]
+    def plain(self, grad: Tensor | None) -> Sequence[Tensor]:
+        """What the plain function gives; given the gradient of that, also those of its floating arguments."""
+        with torch.set_grad_enabled(grad is not None):
+            call = self._each(lambda x: x.detach().requires_grad_(grad is not None) if x.is_floating_point() else x)
+            out = as_one_head(self.plain_function(*call.args, **call.kwargs))
+        if grad is None:
+            return (out,)
+        leaves = [x for x in call._tensors().values() if x.requires_grad]
         found = torch.autograd.grad(out, leaves, grad.to(out.dtype).view_as(out), allow_unused=True)
-        return [as_one_head(torch.zeros_like(x) if g is None else g) for x, g in zip(leaves, found, strict=True)]
+        gradients = (torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+        return out.detach(), *map(as_one_head, gradients)
 
-    def golden(self) -> tuple[Tensor, dict[str, list[float]]]:
-        """The plain function in FP64."""
-        return self.in_double().plain(), {}
+    def golden(self, grad: Tensor | None) -> tuple[Sequence[Tensor], None]:
+        """The same in FP64; there are no scores."""
+        return self.in_double().plain(grad), None
 
     def columns(self) -> dict[str, Any]:
         """Nothing that rows have columns for."""

@@ -26,7 +26,8 @@ class Gradients:
     """Waits until all are there, and tells them."""
 
     def __init__(self, adapter: Adapter | FunctionAdapter, out: Tensor, inputs: dict[str, Tensor], told: Told) -> None:
-        self._adapter, self._told, self._names = adapter, told, tuple(inputs)
+        self._adapter, self._names = adapter, tuple(inputs)
+        self._told: Told | None = told
         self._grad: Tensor | None = None
         self._found: dict[str, Tensor] = {}
         out.register_hook(self._of_output)
@@ -38,6 +39,7 @@ class Gradients:
 
     def _of_input(self, name: str, grad: Tensor) -> None:
         self._found[name] = grad.detach()
-        if len(self._found) == len(self._names) and self._grad is not None:
-            whole, self._grad = self._grad, None
-            self._told(whole, self._adapter.seen_inputs({each: self._found.pop(each) for each in self._names}))
+        if len(self._found) == len(self._names) and self._grad is not None and self._told is not None:
+            told, grad, found = self._told, self._grad, {each: self._found.pop(each) for each in self._names}
+            self._told = self._grad = None  # a graph may be gone through twice, and what was told is held no longer
+            told(grad, self._adapter.seen_inputs(found))

@@ -1,26 +1,46 @@
-"""Compares caught calls with the other implementation and with golden, and keeps what was found, in bounded memory."""
+"""Compares caught calls with the other implementation and with golden, and keeps what was found, in bounded memory.
+
+Where gradients will come, a call waits for them: then each implementation is computed once for all of it, forward and
+backward. `settle` does not wait any longer, and puts the rows in the order in which things happened.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from assay.formats.dtypes import format_of
 from assay.results.record import Record
 from assay.results.store import Store
 from assay.results.watch_record import WATCH
+from assay.watching.comparing import compare
 from assay.watching.others import Call, Comparison
-from assay.watching.rows import Measured, Rows, Seen
+from assay.watching.rows import Rows, Seen
 from assay.watching.worst import Worst
 
-OUTPUT_BUDGET, GRADIENT_BUDGET = 2.0, 3.0
-"""How many times the error of the plain computation in the same format a call's may be."""
 KEPT = 100_000
 """Rows kept in memory; with a folder all are on disk."""
+AT_ONCE = 512
+"""Calls at most that wait, for their gradients or for a step to be over."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Made:
+    """A call that was made."""
+
+    seen: Seen
+    call: Call
+    output: Tensor
+    number: int
+    """Of all that happened."""
 
 
 class Ledger:
@@ -28,48 +48,76 @@ class Ledger:
 
     def __init__(self, model: str, against: str, other: Comparison, golden: bool, folder: Path | None) -> None:
         self._model, self._against, self._other, self._golden = model, against, other, golden
-        self._store = None if folder is None else Store(folder, WATCH)
-        self._rows: Rows | None = None
+        self._store = None if folder is None else Store(folder, WATCH, remembers=False)
+        self._makes_rows: Rows | None = None
+        self._closed = False
+        self._numbers = itertools.count()
+        self._waiting: list[Made] = []
+        self._compared: list[tuple[int, list[Record]]] = []
         self.rows: deque[Record] = deque(maxlen=KEPT)
         self.first_over: Record | None = None
         self.worst = Worst()
         self.calls = 0
 
     def close(self) -> None:
-        """All rows are whole on disk."""
+        """All rows are whole on disk, and no more are made."""
+        self._closed = True
         if self._store is not None:
             self._store.close()
 
-    @torch.no_grad()
-    def output(self, seen: Seen, call: Call, out: Tensor) -> None:
-        """Of a call that has just been made."""
-        began = time.perf_counter()
-        with torch.autocast(out.device.type, enabled=False):
-            call = call.detached()
-            golden, scores = call.golden() if self._golden else (None, {})
-            other = self._other.output(call)
-            self.calls += 1
-            self._keep(seen, call, Measured("output", OUTPUT_BUDGET, out, other, golden, scores), began)
+    def output(self, seen: Seen, call: Call, out: Tensor, waits: bool) -> Made:
+        """Of a call that has just been made; `waits` if its gradients may come."""
+        if len(self._waiting) + len(self._compared) >= AT_ONCE:
+            self.settle()
+        if not waits:
+            one = Made(seen, call.detached(), out, next(self._numbers))
+            self._compare_output(one)
+            return one
+        one = Made(seen, call.detached(), out.clone(), next(self._numbers))  # a copy: the model may go on in place
+        self._waiting.append(one)
+        return one
 
-    @torch.no_grad()
-    def gradients(self, seen: Seen, call: Call, names: tuple[str, ...], grad: Tensor, found: list[Tensor]) -> None:
-        """Of its inputs, given that of the output."""
-        began = time.perf_counter()
-        with torch.autocast(grad.device.type, enabled=False):
-            call = call.detached()
-            others = self._other.gradients(call, grad)
-            goldens = call.in_double().plain_gradients(grad) if self._golden else [None] * len(found)
-            for name, actual, other, golden in zip(names, found, others, goldens, strict=True):
-                self._keep(seen, call, Measured(f"d{name}", GRADIENT_BUDGET, actual, other, golden, {}), began)
+    def gradients(self, one: Made, grad: Tensor, found: Mapping[str, Tensor]) -> None:
+        """They have come: that of the output, and those of the inputs by name."""
+        if self._closed:
+            return
+        tensors = {f"d{name}": x for name, x in found.items()}
+        if one in self._waiting:
+            self._waiting.remove(one)
+            tensors = {"output": one.output} | tensors
+        rows = self._compare(one, tensors, grad)
+        outputs = sum(row["tensor"] == "output" for row in rows)
+        self._compared += [(one.number, rows[:outputs]), (next(self._numbers), rows[outputs:])]
 
-    def _keep(self, seen: Seen, call: Call, measured: Measured, began: float) -> None:
-        if self._rows is None:
-            self._rows = Rows(uuid.uuid4().hex[:8], self._model, self._against, str(measured.actual.device))
-        row: Record = {}
-        for row in self._rows.of(seen, call, measured, time.perf_counter() - began):
+    def settle(self) -> None:
+        """Compare what waits, without its gradients, and keep all rows."""
+        while self._waiting:
+            self._compare_output(self._waiting.pop(0))
+        compared, self._compared = sorted(self._compared, key=lambda each: each[0]), []
+        for row in itertools.chain.from_iterable(rows for _, rows in compared):
             self.rows.append(row)
             if self._store is not None:
                 self._store.append(row)
-        if row["over"] and self.first_over is None:  # the last row is that of all heads
-            self.first_over = row
-        self.worst.offer(row, call)
+            if row["over"] and row["head"] is None and self.first_over is None:
+                self.first_over = row
+
+    def _compare_output(self, one: Made) -> None:
+        self._compared.append((one.number, self._compare(one, {"output": one.output}, None)))
+
+    @torch.no_grad()
+    def _compare(self, one: Made, actual: dict[str, Tensor], grad: Tensor | None) -> list[Record]:
+        """The rows of its output, of its gradients, or of both; these need that of the output."""
+        began, device = time.perf_counter(), one.output.device
+        with torch.autocast(device.type, enabled=False):
+            others = self._other(one.call, grad)
+            goldens, scores = one.call.golden(grad) if self._golden else ([None] * len(others), None)
+            skip = len(others) - len(actual)  # an output that has been compared already
+            found = (actual, others[skip:], goldens[skip:], None if skip else scores)
+            columns = compare(*found, format_of(one.call.dtype))
+        if self._makes_rows is None:
+            self._makes_rows = Rows(uuid.uuid4().hex[:8], self._model, self._against, str(device))
+        rows = self._makes_rows.of(one.seen, one.call, columns, time.perf_counter() - began)
+        if "output" in actual:
+            self.calls += 1
+            self.worst.offer(rows[one.output.shape[1]], one.call)  # after its heads the row of all
+        return rows

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,41 +12,31 @@ from assay.watching.function_call import FunctionCall
 from assay.watching.packed_call import PackedCall
 
 Call = AttentionCall | PackedCall | FunctionCall
+Comparison = Callable[[Call, Tensor | None], Sequence[Tensor]]
+"""Another implementation: the output and, given its gradient, those of the inputs."""
 
 
-class Comparison(NamedTuple):
-    """Another implementation."""
-
-    output: Callable[[Call], Tensor]
-    gradients: Callable[[Call, Tensor], Sequence[Tensor]]
+def _plain(call: Call, grad: Tensor | None) -> Sequence[Tensor]:
+    return call.plain(grad)
 
 
-def _flash(call: Call) -> Tensor:
+def _flash(call: Call, grad: Tensor | None) -> Sequence[Tensor]:
     if isinstance(call, PackedCall):
-        return call.together(_flash)
+        return call.each(grad, _flash)
     if not isinstance(call, AttentionCall):  # a function of the user's: only its plain one is known
-        return call.plain()
+        return call.plain(grad)
     from assay.flash.attention import flash_attention
 
-    return flash_attention(
-        call.q, call.k, call.v, scale=call.scale, window=(call.left, call.right), softcap=call.softcap,
-        alibi_slopes=call.slopes, sinks=call.sinks, bias=call.bias,
-    )  # fmt: skip
+    with torch.set_grad_enabled(grad is not None):
+        q, k, v = (x.detach().requires_grad_(grad is not None) for x in (call.q, call.k, call.v))
+        out = flash_attention(
+            q, k, v, scale=call.scale, window=(call.left, call.right), softcap=call.softcap,
+            alibi_slopes=call.slopes, sinks=call.sinks, bias=call.bias,
+        )  # fmt: skip
+    if grad is None:
+        return (out,)
+    return out.detach(), *torch.autograd.grad(out, (q, k, v), grad.to(out.dtype))
 
 
-def _flash_gradients(call: Call, grad: Tensor) -> Sequence[Tensor]:
-    if isinstance(call, PackedCall):
-        return call.gradients(grad, _flash_gradients)
-    if not isinstance(call, AttentionCall):
-        return call.plain_gradients(grad)
-    with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
-        out = _flash(replace(call, q=q, k=k, v=v))
-    return torch.autograd.grad(out, (q, k, v), grad.to(out.dtype))
-
-
-OTHERS = {
-    "baseline": Comparison(lambda call: call.plain(), lambda call, grad: call.plain_gradients(grad)),
-    "flash": Comparison(_flash, _flash_gradients),
-}
+OTHERS: dict[str, Comparison] = {"baseline": _plain, "flash": _flash}
 """By name."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.watching.call import AttentionCall, plain
+from assay.watching.call import AttentionCall
+from assay.watching.plain import plain
 from assay.watching.scores import Scores
 
 
@@ -32,31 +33,24 @@ class PackedCall:
         """Of q, k and v."""
         return self.parts[0].dtype
 
-    def together(self, attend: Callable[[AttentionCall], Tensor]) -> Tensor:
-        """The outputs of all, one after the other."""
-        return torch.cat([attend(part) for part in self.parts], 2)
-
-    def gradients(
-        self, grad: Tensor, differentiate: Callable[[AttentionCall, Tensor], Sequence[Tensor]]
+    def each(
+        self, grad: Tensor | None, compute: Callable[[AttentionCall, Tensor | None], Sequence[Tensor]]
     ) -> Sequence[Tensor]:
-        """Those of all, one after the other."""
-        each = grad.split([part.q.shape[2] for part in self.parts], 2)
-        found = [differentiate(part, own) for part, own in zip(self.parts, each, strict=True)]
+        """What is computed of each, one after the other: the output and, given its gradient, those of q, k and v."""
+        lengths = [part.q.shape[2] for part in self.parts]
+        grads = [None] * len(lengths) if grad is None else grad.split(lengths, 2)
+        found = [compute(part, own) for part, own in zip(self.parts, grads, strict=True)]
         return [torch.cat(tensors, 2) for tensors in zip(*found, strict=True)]
 
-    def plain(self) -> Tensor:
+    def plain(self, grad: Tensor | None) -> Sequence[Tensor]:
         """See `call.plain`."""
-        return self.together(plain)
+        return self.each(grad, plain)
 
-    def plain_gradients(self, grad: Tensor) -> Sequence[Tensor]:
-        """See `call.plain_gradients`."""
-        return self.gradients(grad, lambda part, own: part.plain_gradients(own))
-
-    def golden(self) -> tuple[Tensor, dict[str, list[float]]]:
-        """The output in FP64, and what the scores of all are like."""
+    def golden(self, grad: Tensor | None) -> tuple[Sequence[Tensor], Scores]:
+        """The same in FP64, and what the scores of all are like."""
         q = self.parts[0].q
         scores = Scores(q.shape[1], q.dtype, q.device)
-        return self.together(lambda part: plain(part.in_double(), scores)), scores.figures()
+        return self.each(grad, lambda part, own: plain(part.in_double(), own, scores)), scores
 
     def columns(self) -> dict[str, Any]:
         """What rows say of it: the lengths are those of the longest sequence."""

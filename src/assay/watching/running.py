@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -9,11 +10,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class Running:
-    """Follows the model by hooks that are not on its modules: with hooks, some of torch's choose other kernels."""
+    """Follows the model by hooks that are not on its modules: with hooks, some of torch's choose other kernels.
 
-    def __init__(self, model: nn.Module) -> None:
+    `begins` is called whenever the whole model begins to run.
+    """
+
+    def __init__(self, model: nn.Module, begins: Callable[[], object]) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._root = model
+        self._root, self._begins = model, begins
         self._stack: list[str] = []
         self._calls: dict[str, int] = {}
         self._told = False
@@ -54,6 +58,7 @@ class Running:
         name = self._names.get(id(module))
         if name is not None:
             if module is self._root:
+                self._begins()
                 self._stack.clear()
                 if not self._told:
                     self.steps += 1

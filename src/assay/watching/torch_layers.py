@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from assay.watching.adapters import Arguments, FunctionAdapter
-from assay.watching.call import AttentionCall, plain
+from assay.watching.call import AttentionCall
 from assay.watching.function_call import FunctionCall
+from assay.watching.plain import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def _fused_attention(
     projected = F.linear(query, qkv_weight, qkv_bias)
     q, k, v = projected.unflatten(-1, (3, num_head, -1)).permute(2, 0, 3, 1, 4)
     call = AttentionCall(q=q, k=k, v=v, scale=q.shape[-1] ** -0.5, bias=_bias(mask, mask_type))
-    return F.linear(plain(call).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    return F.linear(plain(call)[0].transpose(1, 2).flatten(2), proj_weight, proj_bias)
 
 
 def _encoder_layer(

@@ -101,22 +101,22 @@ class Watch:
     @property
     def rows(self) -> deque[Record]:
         """The last rows: one for each head of each tensor of each call, and one for all heads (head None)."""
-        return self._entered().rows
+        return self._settled().rows
 
     @property
     def calls(self) -> int:
         """How many calls were compared."""
-        return self._entered().calls
+        return self._settled().calls
 
     @property
     def first_over(self) -> Record | None:
         """The first row of a whole call that is over budget."""
-        return self._entered().first_over
+        return self._settled().first_over
 
     @property
     def worst(self) -> Worst:
         """The call with the largest error over the other's; `worst.save(path)` keeps its inputs."""
-        return self._entered().worst
+        return self._settled().worst
 
     @property
     def found(self) -> int:
@@ -142,13 +142,14 @@ class Watch:
             stack.callback(_active.release)
             self._ledger = self._make()
             stack.callback(self._ledger.close)
+            stack.callback(self._settled)
             if any(map(_is_compiled, self._model.modules())):
                 warnings.warn(_COMPILED, stacklevel=2)
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
             if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            self._running = Running(self._model)
+            self._running = Running(self._model, self._settled)
             stack.callback(self._running.close)
             self._catch(stack)
             self._open = stack.pop_all()
@@ -176,6 +177,13 @@ class Watch:
         if self._ledger is None:
             raise ValueError("Nothing was watched yet: use it as `with assay.watch(model) as w:`.")
         return self._ledger
+
+    def _settled(self) -> Ledger:
+        """With all calls compared, also those whose gradients have not come."""
+        ledger = self._entered()
+        with self._looking_away():
+            ledger.settle()
+        return ledger
 
     def _followed(self) -> Running:
         self._entered()
@@ -238,12 +246,13 @@ class Watch:
         views = own_views(arguments, names) if torch.is_grad_enabled() else {}
         result = adapter.invoke(function, arguments | views)
         out, ledger = adapter.output(result), self._entered()
-        ledger.output(seen, call, adapter.seen_output(out))
-        if views and out.requires_grad:
+        waits = bool(views) and out.requires_grad
+        one = ledger.output(seen, call, adapter.seen_output(out), waits)
+        if waits:
 
             def told(grad: Tensor, found: dict[str, Tensor]) -> None:
                 with self._looking_away():
-                    ledger.gradients(seen, call, tuple(found), grad, list(found.values()))
+                    ledger.gradients(one, grad, found)
 
             Gradients(adapter, out, views, told)
         return result

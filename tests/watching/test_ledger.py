@@ -1,0 +1,169 @@
+"""When calls are compared, in which order their rows come, and what is held until then."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from assay.results.lines import all_records
+from assay.results.watch_record import WATCH
+from assay.watching import ledger
+from assay.watching.watch import Watch, watch
+from tests.watching.models import Layer, Stack, inputs, stack
+
+
+def told(w: Watch) -> list[tuple[int, str, str]]:
+    return [(row["step"], row["layer"], row["tensor"]) for row in w.rows if row["head"] is None]
+
+
+def in_order(step: int, gradients: bool = True) -> list[tuple[int, str, str]]:
+    outputs = [(step, f"layers.{layer}", "output") for layer in range(3)]
+    backward = [(step, f"layers.{layer}", name) for layer in (2, 1, 0) for name in ("dq", "dk", "dv")]
+    return outputs + backward if gradients else outputs
+
+
+def test_rows_come_in_the_order_in_which_things_happened(tmp_path: Path) -> None:
+    model, x = stack(), inputs()
+    with watch(model, out=tmp_path) as w:
+        for _ in range(2):
+            model(x).float().square().mean().backward()
+    assert told(w) == in_order(0) + in_order(1)
+    assert [row["id"] for row in all_records(tmp_path, WATCH)] == [row["id"] for row in w.rows]
+
+
+def test_who_looks_earlier_sees_all_that_was_called() -> None:
+    model, x = stack(), inputs()
+    with watch(model) as w:
+        out = model(x)
+        assert told(w) == in_order(0, gradients=False)
+        assert w.calls == 3
+        early = list(w.rows)
+        out.float().square().mean().backward()
+    assert told(w) == in_order(0)
+    assert w.calls == 3
+    with watch(model) as late:
+        model(x).float().square().mean().backward()
+    names = ("error_rmse", "baseline_rmse", "ratio_rmse", "error_w1", "entropy", "tied", "difference_max")
+    for a, b in zip(early + list(w.rows)[len(early) :], late.rows, strict=True):
+        assert {name: a[name] for name in names} == {name: b[name] for name in names}
+
+
+def test_without_a_backward_pass_outputs_are_compared_all_the_same() -> None:
+    model, x = stack(), inputs()
+    with watch(model) as w:
+        for _ in range(3):
+            model(x)
+    assert told(w) == [row for step in range(3) for row in in_order(step, gradients=False)]
+
+
+def test_a_graph_that_is_gone_through_twice_is_told_once(tmp_path: Path) -> None:
+    model, x = stack(), inputs()
+    with watch(model, out=tmp_path) as w:
+        out = model(x).float().square().mean()
+        out.backward(retain_graph=True)
+        out.backward()
+    assert told(w) == in_order(0)
+
+
+def test_what_comes_after_the_watch_is_not_looked_at(tmp_path: Path) -> None:
+    model, x = stack(), inputs()
+    with watch(model, out=tmp_path) as w:
+        out = model(x).float().square().mean()
+    out.backward()
+    assert told(w) == in_order(0, gradients=False)
+    assert len(all_records(tmp_path, WATCH)) == len(w.rows)
+
+
+class InPlace(Layer):
+    """Goes on in the output's own memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        y: Tensor = plainly(q, k, v)
+        y.mul_(2.0)
+        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def plainly(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention whose gradients do not need its output."""
+    return torch.softmax(query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5, -1) @ value
+
+
+def test_a_model_that_goes_on_in_place() -> None:
+    torch.manual_seed(0)
+    model, x = Stack(InPlace()), inputs(torch.float32)
+    with watch(model, also={plainly: plainly}) as w:
+        model(x).square().mean().backward()
+    assert {row["difference_max"] for row in w.rows} == {0}
+
+
+def bytes_of_tensors() -> int:
+    gc.collect()
+    found = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in gc.get_objects() if type(x) is Tensor
+    }
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("kind", ["training", "no backward", "inference", "outside of the model"])
+def test_memory_is_bounded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "KEPT", 100)
+    monkeypatch.setattr(ledger, "AT_ONCE", 10)
+    model, x = stack(torch.float32), inputs(torch.float32)
+
+    def step() -> None:
+        model.zero_grad()
+        with torch.set_grad_enabled(kind != "inference"):
+            run: Any = model.layers[0] if kind == "outside of the model" else model
+            out = run(x).square().mean()
+        if kind == "training":
+            out.backward()
+
+    held, waiting = [], []
+    with watch(model) as w:
+        for number in range(1, 36):
+            step()
+            waiting.append(len(w._entered()._waiting) + len(w._entered()._compared))
+            if number in (15, 25, 35):
+                held.append(bytes_of_tensors())
+        assert len(w.rows) == 100
+    assert held[0] == held[1] == held[2]
+    assert max(waiting) <= 10
+
+
+def test_one_transfer_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = stack(), inputs()
+    with watch(model) as w:
+        model(x).float().square().mean().backward()  # the worst call so far is kept, on the CPU
+        before, count = w.calls, 0
+        original = Tensor.cpu
+
+        def counted(self: Tensor) -> Tensor:
+            nonlocal count
+            count += 1
+            return original(self)
+
+        monkeypatch.setattr(Tensor, "cpu", counted)
+        model(x).float().square().mean().backward()
+        assert w.calls - before == count == 3
+
+
+def test_the_plain_function_itself_is_not_watched() -> None:
+    """It may be computed when the next step begins, outside of any call that was caught."""
+
+    def slow(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value)
+
+    torch.manual_seed(0)
+    model, x = Stack(InPlace()), inputs(torch.float32)
+    with watch(model, also={plainly: slow}) as w:
+        for _ in range(2):
+            model(x)
+    assert {row["implementation"] for row in w.rows} == {"plainly"}
+    assert w.found == w.calls == 2
