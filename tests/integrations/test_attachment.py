@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +14,8 @@ from assay.integrations.attachment import Attachment
 from assay.watching.watch import watch
 from tests.watching.models import inputs, results, stack
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left_patched")
 ORIGINAL = (F.scaled_dot_product_attention,)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_patched() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small only wait for a second one
-    yield
-    torch.set_num_threads(threads)
-    assert F.scaled_dot_product_attention is ORIGINAL[0]
-    assert not torch.nn.modules.module._global_forward_hooks
 
 
 def sloppy(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,14 @@ from assay.results.watch_record import WATCH
 from tests.integrations.events import tensorboard_scalars
 from tests.watching.models import Layer, Stack, inputs
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*isinstance.treespec, LeafSpec:FutureWarning",  # Lightning 2.6 uses what torch 2.13 deprecates
-    "ignore:.*does not have many workers",  # its advice for larger data, on machines with more cores
-)
+pytestmark = [
+    pytest.mark.usefixtures("nothing_is_left_patched"),
+    pytest.mark.filterwarnings(
+        "ignore:.*isinstance.treespec, LeafSpec:FutureWarning",  # Lightning 2.6 uses what torch 2.13 deprecates
+        "ignore:.*does not have many workers",  # its advice for larger data, on machines with more cores
+    ),
+]
 ORIGINAL = (F.scaled_dot_product_attention,)  # not by a name, where a watch would find and replace it
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_patched() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small only wait for a second one
-    yield
-    torch.set_num_threads(threads)
-    assert F.scaled_dot_product_attention is ORIGINAL[0]
-    assert not torch.nn.modules.module._global_forward_hooks
 
 
 def lit(base: Any = pl.LightningModule, net: nn.Module | None = None, fails_at: int = -1) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,12 @@ from assay.results.watch_record import WATCH
 from tests.integrations.events import tensorboard_scalars
 
 # accelerate 1.15 asks DataLoader for pinned memory, of which torch says on a CPU that there is none.
-pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory. argument is set as true")
+pytestmark = [
+    pytest.mark.usefixtures("nothing_is_left_patched"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory. argument is set as true"),
+]
 ORIGINAL = (F.scaled_dot_product_attention,)  # not by a name, where a watch would find and replace it
 STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_patched() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small only wait for a second one
-    yield
-    torch.set_num_threads(threads)
-    assert F.scaled_dot_product_attention is ORIGINAL[0]
-    assert not torch.nn.modules.module._global_forward_hooks
 
 
 class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):

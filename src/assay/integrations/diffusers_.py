@@ -19,27 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.integrations.sdpa import AttentionMode
+from assay.integrations.versions import needed
 
-SUPPORTED = ">=0.36,<1"
-
-
-def check_version(found: str) -> None:
-    """Whether we know this version of diffusers."""
-    major, minor = (int(part) for part in found.split(".")[:2])
-    if not (0, 36) <= (major, minor) < (1, 0):
-        raise ValueError(
-            f"assay.integrations.diffusers_ supports diffusers{SUPPORTED}, found {found}. "
-            f"Use pip install 'diffusers{SUPPORTED}'."
-        )
-
-
-try:
-    import diffusers
-except ImportError as missing:
-    raise ImportError(
-        f"assay.integrations.diffusers_ needs diffusers, which is missing. Use pip install 'diffusers{SUPPORTED}'."
-    ) from missing
-check_version(diffusers.__version__)
+needed("diffusers", (0, 36), (1,))
 
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0  # noqa: E402
 

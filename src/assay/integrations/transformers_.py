@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from assay.integrations.versions import needed
+
 NAME = "assay"
-SUPPORTED = "transformers>=5,<6"
 
 
 def register() -> None:
@@ -31,25 +32,13 @@ def unregister() -> None:
 
 
 def _ours() -> dict[Any, Callable[..., Any]]:
-    _check_version()
+    needed("transformers", (5,), (6,))
     from transformers import AttentionInterface, AttentionMaskInterface
 
     from assay.integrations.transformers_attention import attention
     from assay.integrations.transformers_masks import mask
 
     return {AttentionInterface: attention, AttentionMaskInterface: mask}
-
-
-def _check_version() -> None:
-    try:
-        import transformers
-    except ModuleNotFoundError as missing:
-        if missing.name != "transformers":
-            raise
-        raise ImportError(f"transformers is not installed: pip install '{SUPPORTED}'.") from missing
-    found = str(transformers.__version__)
-    if found.split(".")[0] != "5":
-        raise ValueError(f"transformers must be of the range {SUPPORTED}, got {found}: pip install '{SUPPORTED}'.")
 
 
 def _place(function: Callable[..., Any]) -> str:
