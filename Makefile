@@ -21,7 +21,7 @@ install = if $(BIN)/python -m pip --version >/dev/null 2>&1; then pip="$(BIN)/py
 $(USED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@echo "Installing (once, about a minute) ..."
-	@$(install) -c constraints.txt -e '.[report]'
+	@$(install) -c constraints.txt -e '.[report,data]'
 	@touch $(USED)
 
 # What tests and development need: the libraries that Assay works in, linters, the docs' tools.
