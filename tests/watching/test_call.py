@@ -17,7 +17,7 @@ from assay.formats.catalog import BF16
 from assay.watching import plain as plainly
 from assay.watching import sums
 from assay.watching.call import AttentionCall
-from assay.watching.comparing import Columns, compare
+from assay.watching.comparing import Columns, Comparing
 from assay.watching.plain import plain
 from assay.watching.scores import Scores
 
@@ -68,10 +68,10 @@ def test_keys_that_nobody_sees_are_left_out_in_fp64(
     call = AttentionCall(**qkv(queries=queries, keys=keys), scale=0.3, bias=draw(1, 4, queries, keys), **window)
     grad = draw(2, 4, queries, 8, seed=5)
     monkeypatch.setitem(plainly._EXACT_ROWS, "cpu", 1000)
-    expected, whole = plain(call, grad), Scores(4, torch.float64, call.q.device)
+    expected, whole = plain(call, grad), Scores(torch.float64)
     plain(call, None, whole)
     monkeypatch.setitem(plainly._EXACT_ROWS, "cpu", 7)
-    cut = Scores(4, torch.float64, call.q.device)
+    cut = Scores(torch.float64)
     for a, b in zip(plain(call, grad, cut), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(cut.gathered(), whole.gathered(), rtol=1e-12, atol=1e-12)
@@ -89,14 +89,15 @@ def test_sinks_softcap_and_slopes_against_our_kernels() -> None:
     torch.testing.assert_close(plain(call)[0], ours, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [0.25, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_in_bf16_it_is_what_torch_writes_down(causal: bool) -> None:
+def test_in_bf16_it_is_what_torch_writes_down(causal: bool, scale: float) -> None:
     q, k, v = (draw(2, 4, 9, 8, seed=seed, dtype=torch.bfloat16).requires_grad_() for seed in range(3))
     grad = draw(2, 4, 9, 8, seed=4, dtype=torch.bfloat16)
-    s = (q @ k.transpose(-1, -2)) * 0.25
+    s = (q @ k.transpose(-1, -2)) * scale
     hidden = torch.ones(9, 9, dtype=torch.bool).triu(1)
     out = torch.softmax(s.masked_fill(hidden, -torch.inf) if causal else s, -1) @ v
-    found = plain(AttentionCall(q=q, k=k, v=v, scale=0.25, right=0 if causal else None), grad)
+    found = plain(AttentionCall(q=q, k=k, v=v, scale=scale, right=0 if causal else None), grad)
     for ours, theirs in zip(found, (out, *torch.autograd.grad(out, (q, k, v), grad)), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -111,7 +112,7 @@ def test_a_row_that_sees_no_key_gives_0_and_no_gradient() -> None:
 
 def columns_of(actual: Tensor, golden: Tensor, other: Tensor | None = None) -> Columns:
     other = golden if other is None else other
-    return compare({"output": actual}, [other], [golden], None, BF16)["output"]
+    return Comparing({"output": actual}, [other], [golden], None, BF16).columns()["output"]
 
 
 @pytest.mark.parametrize("piece", [100, 1 << 16])
@@ -230,7 +231,6 @@ def test_nothing_waits_for_the_device_before_all_is_gathered() -> None:
     grad = draw(2, 4, 9, 8, seed=5)
     with _NoWaiting():
         others, (goldens, scores) = call.plain(grad), call.golden(grad)
-        found = [sums.gathered(other, other, golden, BF16) for other, golden in zip(others, goldens, strict=True)]
-        found.append(scores.gathered())
+        found = [sums.gathered(list(zip(others, others, goldens, strict=True)), BF16), scores.gathered()]
     with pytest.raises(AssertionError), _NoWaiting():
         found[0].sum().item()

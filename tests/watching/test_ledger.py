@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from assay.results.lines import all_records
 from assay.results.watch_record import WATCH
-from assay.watching import ledger
+from assay.watching import comparing, ledger
 from assay.watching.watch import Watch, watch
 from tests.watching.models import Layer, Stack, inputs, stack
 
@@ -141,17 +141,46 @@ def test_one_transfer_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = stack(), inputs()
     with watch(model) as w:
         model(x).float().square().mean().backward()  # the worst call so far is kept, on the CPU
-        before, count = w.calls, 0
-        original = Tensor.cpu
+        before, sent, fetched = w.calls, 0, 0
+        send, fetch = comparing._sent, Tensor.cpu
 
-        def counted(self: Tensor) -> Tensor:
-            nonlocal count
-            count += 1
-            return original(self)
+        def sends(*tensors: Tensor) -> list[Tensor]:
+            nonlocal sent
+            sent += 1
+            return send(*tensors)
 
-        monkeypatch.setattr(Tensor, "cpu", counted)
+        def fetches(self: Tensor) -> Tensor:
+            nonlocal fetched
+            fetched += 1
+            return fetch(self)
+
+        monkeypatch.setattr(comparing, "_sent", sends)
+        monkeypatch.setattr(Tensor, "cpu", fetches)
         model(x).float().square().mean().backward()
-        assert w.calls - before == count == 3
+        assert (w.calls - before, sent, fetched) == (3, 3, 0)
+
+
+def test_a_device_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are made while it is at the next call; they are the same, also of a model that goes on in place."""
+    model, x = stack(torch.float32), inputs(torch.float32)
+    with watch(model) as w:
+        model(x).square().mean().backward()
+    late: list[int] = []
+
+    def finish(self: ledger.Ledger, left: int) -> None:
+        late.append(len(self._under_way))
+        at_once(self, left if len(late) % 4 == 0 else len(self._under_way))
+
+    at_once = ledger.Ledger._finish
+    monkeypatch.setattr(ledger.Ledger, "_finish", finish)
+    with watch(model) as slow:
+        model(x).square().mean().backward()
+    assert max(late) == 3
+    assert told(slow) == told(w)
+    for a, b in zip(slow.rows, w.rows, strict=True):
+        assert {name: a[name] for name in WATCH.columns if name.startswith("error")} == {
+            name: b[name] for name in WATCH.columns if name.startswith("error")
+        }
 
 
 def test_the_plain_function_itself_is_not_watched() -> None:

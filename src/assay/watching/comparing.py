@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from assay.formats.spec import Format
 from assay.results.watch_record import ERROR
+from assay.watching.clock import Moment
 from assay.watching.figures import all_finite, figures
 from assay.watching.scores import Scores
-from assay.watching.sums import gathered
+from assay.watching.sums import always_careful, gathered
 
 OUTPUT_BUDGET, GRADIENT_BUDGET = 2.0, 3.0
 """How many times the error of the plain computation in the same format a call's may be."""
@@ -20,39 +22,58 @@ Columns = dict[str, list[Any]]
 """Column → one value for each head, then one for all."""
 
 
-def compare(
-    actual: Mapping[str, Tensor],
-    others: Sequence[Tensor],
-    goldens: Sequence[Tensor | None],
-    scores: Scores | None,
-    format: Format,
-) -> dict[str, Columns]:
-    """Of each tensor by its name, as three computed it; `scores` is for the output.
+class Comparing:
+    """Tensors by their names, as three computed them; `scores` is for the output.
 
-    All comes from the device at once, and again only where something is not finite.
+    All figures come from the device at once. Until somebody asks for them, it may still be at work.
     """
-    three = list(zip(actual.values(), others, goldens, strict=True))
-    sums = torch.cat([gathered(*each, format) for each in three], 1)
-    sums, own = _fetched(sums, sums[:0] if scores is None else scores.gathered())
-    if not all_finite(sums):
-        sums = torch.cat([gathered(*each, format, careful=True) for each in three], 1).cpu()
-    counts = [torch.tensor([*[x.numel() // x.shape[1]] * x.shape[1], x.numel()]) for x in actual.values()]
-    found = figures(sums, torch.cat(counts).double())
-    columns: dict[str, Columns] = {}
-    begin = 0
-    for name, count in zip(actual, counts, strict=True):
-        end = begin + len(count)
-        part = {figure: values[begin:end] for figure, values in found.items()}
-        columns[name] = _judged(part, OUTPUT_BUDGET if name == "output" else GRADIENT_BUDGET)
-        begin = end
-    if scores is not None:
-        columns["output"] |= scores.figures(own)
-    return columns
+
+    def __init__(
+        self,
+        actual: Mapping[str, Tensor],
+        others: Sequence[Tensor],
+        goldens: Sequence[Tensor | None],
+        scores: Scores | None,
+        format: Format,
+    ) -> None:
+        self._shapes = {name: x.shape for name, x in actual.items()}
+        threes = list(zip(actual.values(), others, goldens, strict=True))
+        found = gathered(threes, format)
+        sent = [found] if scores is None else [found, scores.gathered()]
+        self._sums, *self._scores = _sent(*sent)
+        self._ready = Moment(found.device)
+        # Only then are the tensors needed again, if something in them is not finite.
+        self._again = None if always_careful(threes) else partial(gathered, threes, format, careful=True)
+
+    @property
+    def needs_tensors(self) -> bool:
+        """Whether they must stay as they are until `columns` has been asked for."""
+        return self._again is not None
+
+    def columns(self) -> dict[str, Columns]:
+        """Of each tensor."""
+        self._ready.wait()
+        if self._again is not None and not all_finite(self._sums):
+            self._sums = self._again().cpu()
+        self._again = None
+        heads = [shape[1] for shape in self._shapes.values()]
+        counts = [shape.numel() for shape in self._shapes.values()]
+        each = [torch.tensor([*[n // h] * h, n], dtype=torch.float64) for n, h in zip(counts, heads, strict=True)]
+        found = figures(self._sums, torch.cat(each))
+        columns: dict[str, Columns] = {}
+        begin = 0
+        for name, count in zip(self._shapes, heads, strict=True):
+            part = {figure: values[begin : begin + count + 1] for figure, values in found.items()}
+            columns[name] = _judged(part, OUTPUT_BUDGET if name == "output" else GRADIENT_BUDGET)
+            begin += count + 1
+        for scores in self._scores:
+            columns["output"] |= Scores.figures(scores)
+        return columns
 
 
-def _fetched(*tensors: Tensor) -> list[Tensor]:
-    """The same on the CPU, in one transfer."""
-    numbers = torch.cat([x.flatten() for x in tensors]).cpu()
+def _sent(*tensors: Tensor) -> list[Tensor]:
+    """The same on the CPU, in one transfer, which may not be over yet."""
+    numbers = torch.cat([x.flatten() for x in tensors]).to("cpu", non_blocking=True)
     return [each.view(x.shape) for each, x in zip(numbers.split([x.numel() for x in tensors]), tensors, strict=True)]
 
 

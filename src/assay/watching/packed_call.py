@@ -48,8 +48,7 @@ class PackedCall:
 
     def golden(self, grad: Tensor | None) -> tuple[Sequence[Tensor], Scores]:
         """The same in FP64, and what the scores of all are like."""
-        q = self.parts[0].q
-        scores = Scores(q.shape[1], q.dtype, q.device)
+        scores = Scores(self.dtype, any(part.sinks is not None for part in self.parts))
         return self.each(grad, lambda part, own: plain(part.in_double(), own, scores)), scores
 
     def columns(self) -> dict[str, Any]:

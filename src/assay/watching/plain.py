@@ -7,19 +7,24 @@ not matter, keys that none of these rows sees are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from assay.watching.adjusting import adjusted
+
 if TYPE_CHECKING:
     from assay.watching.call import AttentionCall
 
 _SCORES_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 30}
 """Bytes of the scores held at a time."""
-_EXACT_ROWS = {"cpu": 64, "cuda": 1024}
-"""Rows taken at a time in FP64: so few that a causal mask or a window leaves keys out, and that all fits a cache."""
+_EXACT_ROWS = {"cpu": 64, "cuda": 256}
+"""Rows taken at a time in FP64: so few that a causal mask or a window leaves keys out, and a CPU's cache holds all."""
+_EXACT_BYTES = {"cuda": 1 << 26}
+"""More rows where their scores are fewer bytes than this: a kernel that is over at once costs its launch."""
 Look = Callable[[Tensor, Tensor], None]
 """Shown scores and probabilities, some rows of all heads at a time: (B, H, rows, keys). It may overwrite the scores."""
 
@@ -40,8 +45,8 @@ def plain(call: AttentionCall, grad: Tensor | None = None, look: Look | None = N
         out[:, :, rows] = found[0]
         if grad is not None:
             dq[:, :, rows] = found[1]
-            dk[:, :, keys] += found[2]
-            dv[:, :, keys] += found[3]
+            dk[:, :, keys].add_(found[2])
+            dv[:, :, keys].add_(found[3])
     return (out,) if grad is None else (out, dq, dk.to(call.k.dtype), dv.to(call.v.dtype))
 
 
@@ -50,9 +55,11 @@ def _chunks(call: AttentionCall) -> list[tuple[slice, slice]]:
     batch, heads, queries, _ = call.q.shape
     keys, kind = call.k.shape[2], call.q.device.type
     held = _SCORES_AT_ONCE.get(kind, _SCORES_AT_ONCE["cpu"])
-    step = max(1, held // max(1, call.q.element_size() * batch * heads * keys))
-    if call.dtype == torch.float64:
-        step = min(step, _EXACT_ROWS.get(kind, _EXACT_ROWS["cpu"]))
+    row = max(1, call.q.element_size() * batch * heads * keys)
+    step = max(1, held // row)
+    windowed = call.left is not None or call.right is not None
+    if call.dtype == torch.float64 and (windowed or kind != "cuda"):
+        step = min(step, max(_EXACT_ROWS.get(kind, _EXACT_ROWS["cpu"]), _EXACT_BYTES.get(kind, 0) // row))
     rows = [slice(start, min(start + step, queries)) for start in range(0, queries, step)]
     if call.dtype != torch.float64 or len(rows) == 1:
         return [(each, slice(0, keys)) for each in rows]
@@ -82,10 +89,10 @@ def _attend(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, chunk: tuple[slice, slice], look: Look | None
 ) -> Tensor:
     batch, heads, count, _ = q.shape
-    exact = q.dtype == torch.float64
-    s = _product(q * call.scale if exact else q, k.transpose(-1, -2))
-    s = s if exact else s * call.scale
-    s = _adjusted(call, s, *chunk)
+    scaled = _scales_exactly(call)
+    s = _product(q * call.scale if scaled else q, k.transpose(-1, -2))
+    s = s if scaled else s * call.scale
+    s = adjusted(call, s, *chunk)
     hidden = None if _sees_itself(call) else s.detach().amax(-1, keepdim=True) == -torch.inf
     if call.sinks is not None:
         sink = call.sinks.to(s.dtype).view(1, heads, 1, 1).expand(batch, heads, count, 1)
@@ -109,34 +116,16 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return found
 
 
+def _scales_exactly(call: AttentionCall) -> bool:
+    """Whether q may be multiplied instead of the scores, which are many: in FP64, or by a power of two.
+
+    That changes no bit where exponents have room; in FP16 they have not.
+    """
+    roomy = call.dtype in (torch.bfloat16, torch.float32) and math.frexp(call.scale)[0] in (0.5, -0.5)
+    return call.dtype == torch.float64 or roomy
+
+
 def _sees_itself(call: AttentionCall) -> bool:
     """Whether it is sure that every row sees a key."""
     inside = all(side is None or side >= 0 for side in (call.left, call.right))
     return call.bias is None and inside and call.k.shape[2] >= call.q.shape[2]
-
-
-def _adjusted(call: AttentionCall, s: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Softcap, ALiBi, bias and masks."""
-    if call.softcap is not None:
-        s = call.softcap * torch.tanh(s / call.softcap)
-    keys = torch.arange(columns.start, columns.stop, device=s.device)
-    own = torch.arange(rows.start, rows.stop, device=s.device)[:, None] + (call.k.shape[2] - call.q.shape[2])
-    if call.slopes is not None:
-        s = s - call.slopes[..., None, None].to(s.dtype) * (own - keys).abs()
-    if call.bias is not None:
-        bias = call.bias if call.bias.shape[-2] == 1 else call.bias[..., rows, :]
-        bias = bias if bias.shape[-1] == 1 else bias[..., columns]
-        if bias.dtype == torch.bool:
-            _hide(s, ~bias)
-        else:
-            s = s + bias.to(s.dtype)
-    if call.right is not None:
-        _hide(s, keys > own + call.right)
-    if call.left is not None:
-        _hide(s, keys < own - call.left)
-    return s
-
-
-def _hide(s: Tensor, where: Tensor) -> None:
-    """In place and unknown to autograd: with a probability of 0 comes a gradient of 0."""
-    s.detach().masked_fill_(where, -torch.inf)

@@ -5,51 +5,60 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_HIDDEN = -1e30
+from assay.watching.kernels import fused
+
+HIDDEN = -1e30
 """Some masks are the most negative number of a format rather than −inf."""
 _BEYOND = 1e300
 """Larger than any score."""
 
 
 class Scores:
-    """Gathers, head by head, while the golden value is computed; show it to `plain` as `look`."""
+    """Gathers, row by row, while the golden value is computed; show it to `plain` as `look`."""
 
-    def __init__(self, heads: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._wide = dtype, torch.promote_types(dtype, torch.float32)
-        self._low = torch.full((heads,), torch.inf, dtype=torch.float64, device=device)
-        self._high = -self._low
-        self._entropy, self._tied = torch.zeros_like(self._low), torch.zeros_like(self._low)
-        self._rows = 0
+    def __init__(self, dtype: torch.dtype, sinks: bool = False) -> None:
+        self._dtype, self._sinks = dtype, sinks
+        self._found: list[Tensor] = []
 
     def __call__(self, s: Tensor, p: Tensor) -> None:
         """Some rows of all heads, in FP64; `s` is overwritten."""
-        most = s.amax(-1)
-        sees = most > _HIDDEN
-        # As the call's own format tells them apart. In place, comparing costs a fifth.
-        rounded = s.to(self._dtype, copy=True).to(self._wide)
-        ties = rounded.eq_(most.to(self._dtype).to(self._wide)[..., None]).sum(-1)
-        self._tied += (sees & (ties > 1)).sum((0, 2))
-        self._high = torch.maximum(self._high, most.amax((0, 2)))
-        torch.threshold_(s, _HIDDEN, _BEYOND)
-        low = s.amin((0, 2, 3))
-        self._low = torch.minimum(self._low, torch.where(low == _BEYOND, torch.inf, low))
-        self._entropy += _entropy(most, sees, s, p).sum((0, 2))
-        self._rows += s.shape[0] * s.shape[2]
+        if fused(s) and not self._sinks:
+            from assay.watching import triton_scores
+
+            self._found.append(triton_scores.of_rows(s, self._dtype, HIDDEN))
+        else:
+            self._found.append(of_rows(s, p, self._dtype))
 
     def gathered(self) -> Tensor:
         """(4, heads), still on the device, for `figures`."""
-        return torch.stack((self._low, self._high, self._entropy, self._tied))
+        found = torch.cat(self._found, -1)
+        entropy, tied = found[2:].mean((1, 3))
+        return torch.stack((found[0].amin((0, 2)), found[1].amax((0, 2)), entropy, tied))
 
-    def figures(self, gathered: Tensor) -> dict[str, list[float]]:
+    @staticmethod
+    def figures(gathered: Tensor) -> dict[str, list[float]]:
         """Column → one number for each head, then one for all."""
         low, high, entropy, tied = gathered.tolist()
-        heads, rows = len(low), max(1, self._rows)
         return {
             "logit_min": [*low, min(low)],
             "logit_max": [*high, max(high)],
-            "entropy": [*(x / rows for x in entropy), sum(entropy) / rows / heads],
-            "tied": [*(x / rows for x in tied), sum(tied) / rows / heads],
+            "entropy": [*entropy, sum(entropy) / len(entropy)],
+            "tied": [*tied, sum(tied) / len(tied)],
         }
+
+
+def of_rows(s: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
+    """(4, B, H, rows): the lowest visible score, the highest, the entropy, whether the highest is shared in `dtype`."""
+    most = s.amax(-1)
+    sees = most > HIDDEN
+    # In the format's own bits, widened: in place, comparing costs a fifth.
+    wide = torch.promote_types(dtype, torch.float32)
+    rounded = s.to(dtype, copy=True).to(wide)
+    ties = rounded.eq_(most.to(dtype).to(wide)[..., None]).sum(-1)
+    torch.threshold_(s, HIDDEN, _BEYOND)
+    low = s.amin(-1)
+    low = torch.where(low == _BEYOND, torch.inf, low)
+    return torch.stack((low, most, _entropy(most, sees, s, p), (sees & (ties > 1)).double()))
 
 
 def _entropy(most: Tensor, sees: Tensor, s: Tensor, p: Tensor) -> Tensor:

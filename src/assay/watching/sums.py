@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from assay.formats.spec import Format
 from assay.metrics.ulps import ulp_distance
-from assay.watching.samples import q99, sampled, w1
+from assay.watching.kernels import fused
+from assay.watching.samples import Pair, of_samples, sampled
 
 PIECE = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Elements looked at together: on a CPU so few that they stay in its cache."""
@@ -23,18 +24,42 @@ WITHOUT_GOLDEN = (*_ADDED[:3], *_LARGEST[:1])
 """Names: of the differences their sum, their squares, and how often only one of the two is finite (wrong)."""
 WITH_GOLDEN = (*_ADDED, *_LARGEST, "error_q99", "error_w1")
 """And where golden is there; "floor" is golden rounded once."""
-Two = tuple[Tensor, Tensor, Tensor]
-"""Tensors to compare, and how often only one of them is finite."""
+Three = tuple[Tensor, Tensor, Tensor | None]
+"""The call's, the other's and, if it was computed, golden: (B, heads, rows, D) each."""
 
 
-def gathered(actual: Tensor, other: Tensor, golden: Tensor | None, format: Format, careful: bool = False) -> Tensor:
-    """Of tensors (B, heads, rows, D): (names, heads + 1), the last column being for all heads.
+def gathered(threes: Sequence[Three], format: Format, careful: bool = False) -> Tensor:
+    """(names, columns): of each three in turn a column for each head, then one for all heads.
 
-    `careful` leaves out what is not finite. Else that spoils the squares.
+    `careful` leaves out what is not finite. Else, where there are no kernels, that spoils the squares.
     """
-    pair = _finite if careful else _as_they_are
-    x, z = _by_head(actual), _by_head(other)
-    y = None if golden is None else _by_head(golden)
+    sums = torch.cat([_of_tensor(*each, format, careful) for each in threes], 1)
+    with_golden = [(x, y) for x, _, y in threes if y is not None]
+    if not with_golden:
+        return sums
+    xs, ys = ([part for x in tensors for part in sampled(x)] for tensors in zip(*with_golden, strict=True))
+    return torch.cat((sums, of_samples(xs, ys, _finite if careful or always_careful(threes) else _as_they_are)))
+
+
+def always_careful(threes: Sequence[Three]) -> bool:
+    """Whether kernels look at all, which leave out what is not finite without being told."""
+    return all(y is not None and fused(x) and fused(z) for x, z, y in threes)
+
+
+def _of_tensor(x: Tensor, z: Tensor, y: Tensor | None, format: Format, careful: bool) -> Tensor:
+    if y is not None and fused(x) and fused(z):
+        from assay.watching import triton_sums
+
+        total, top = triton_sums.of_tensor(x, z, y, format)
+    else:
+        total, top = _by_pieces(x, z, y, format, _finite if careful else _as_they_are)
+    added = torch.cat((total, total.sum(1, keepdim=True)), 1)
+    return torch.cat((added, torch.cat((top, top.amax(1, keepdim=True)), 1)))
+
+
+def _by_pieces(x: Tensor, z: Tensor, y: Tensor | None, format: Format, pair: Pair) -> tuple[Tensor, Tensor]:
+    x, z = _by_head(x), _by_head(z)
+    y = None if y is None else _by_head(y)
     step = max(1, PIECE.get(x.device.type, PIECE["cpu"]) // len(x))
     room = torch.empty(4, len(x), min(step, x.shape[1]), dtype=torch.float64, device=x.device)
     added, largest = [], []
@@ -44,19 +69,11 @@ def gathered(actual: Tensor, other: Tensor, golden: Tensor | None, format: Forma
         sums, most = _of_piece(x[:, piece], z[:, piece], golden_piece, format, pair, room)
         added.append(torch.stack(sums))
         largest.append(torch.stack(most))
-    total, top = torch.stack(added).sum(0), torch.stack(largest).amax(0)
-    found = [torch.cat((total, total.sum(1, keepdim=True)), 1), torch.cat((top, top.amax(1, keepdim=True)), 1)]
-    if y is not None:
-        both = ((x, y), (x.flatten()[None], y.flatten()[None]))
-        samples = [pair(sampled(a).double(), sampled(b))[:2] for a, b in both]
-        narrow = torch.promote_types(x.dtype, torch.float32)  # sorted faster
-        found.append(torch.cat([q99(a, b) for a, b in samples])[None])
-        found.append(torch.cat([w1(a.to(narrow), b) for a, b in samples])[None])
-    return torch.cat(found)
+    return torch.stack(added).sum(0), torch.stack(largest).amax(0)
 
 
 def _of_piece(
-    x: Tensor, z: Tensor, y: Tensor | None, format: Format, pair: Callable[[Tensor, Tensor], Two], room: Tensor
+    x: Tensor, z: Tensor, y: Tensor | None, format: Format, pair: Pair, room: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """In the order of the names; `room` is memory that stays in the cache from one piece to the next."""
     mine, others, d, free = room[:, :, : x.shape[1]]
@@ -77,15 +94,15 @@ def _of_piece(
     return sums, most
 
 
-def _as_they_are(x: Tensor, y: Tensor) -> Two:
+def _as_they_are(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, x.new_zeros(len(x))
 
 
-def _finite(x: Tensor, y: Tensor) -> Two:
+def _finite(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """With 0 where one is not finite."""
-    finite = x.isfinite() & y.isfinite()
-    wrong = ~finite & ~((x == y) | (x.isnan() & y.isnan()))
-    return torch.where(finite, x, 0.0), torch.where(finite, y, 0.0), wrong.sum(1).double()
+    both = x.isfinite() & y.isfinite()
+    wrong = ~both & ~((x == y) | (x.isnan() & y.isnan()))
+    return torch.where(both, x, 0.0), torch.where(both, y, 0.0), wrong.sum(1).double()
 
 
 def _by_head(x: Tensor) -> Tensor:

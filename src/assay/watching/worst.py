@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,7 +11,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.results.record import Record
-from assay.watching.others import Call
 
 
 class Worst:
@@ -21,16 +21,16 @@ class Worst:
         self._tensors: dict[str, Tensor] = {}
         self._notes: dict[str, str] = {}
 
-    def offer(self, row: Record, call: Call) -> None:
-        """Keep it if it is worse."""
+    def offer(self, row: Record, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+        """Keep what it takes to replay the call of this row, if it is worse."""
         if row["tensor"] != "output" or _badness(row) <= _badness(self.row):
             return
         self.row = row
         # Copies: a model may write into its own tensors later, and a file may not have one tensor under two names.
         self._tensors = {
-            name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in call.tensors().items()
+            name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()
         }
-        self._notes = {"layer": row["layer"], "implementation": row["implementation"], **call.notes()}
+        self._notes = {"layer": row["layer"], "implementation": row["implementation"], **notes}
 
     def save(self, path: Path | str) -> None:
         """As safetensors: q, k, v, its mask and scale, for `assay sweep inputs --from`."""

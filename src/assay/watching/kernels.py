@@ -1,0 +1,18 @@
+"""Whether our Triton kernels can look at a tensor; where they cannot, plain torch finds the same."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+from torch import Tensor
+
+
+def fused(x: Tensor) -> bool:
+    """Of 16, 32 or 64 bits, on a GPU, with Triton installed."""
+    return x.is_cuda and x.is_floating_point() and x.element_size() > 1 and _triton()
+
+
+@cache
+def _triton() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,74 @@
+"""The watch's kernels find what plain torch finds: in Triton's interpreter, and on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assay.formats.catalog import BF16
+from assay.results.watch_record import MEASURED
+from assay.watching.call import AttentionCall
+from assay.watching.comparing import Columns, Comparing
+from assay.watching.watch import watch
+from tests.watching.models import inputs, stack
+
+ROOT = Path(__file__).parents[2]
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def test_interpreted_kernels() -> None:
+    pytest.importorskip("triton")
+    subprocess.run(
+        [sys.executable, "-m", "tests.watching.interpreted_kernels"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        check=True,
+    )
+
+
+def columns_of(device: str, broken: bool, **how: Any) -> dict[str, Columns]:
+    draws = torch.Generator().manual_seed(0)
+    q, grad = (torch.randn(2, 6, 300, 32, generator=draws).to(device, torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(2, 2, 300, 32, generator=draws).to(device, torch.bfloat16) for _ in range(2))
+    call = AttentionCall(q=q, k=k, v=v, scale=0.3, **how)
+    goldens, scores = call.golden(grad)
+    other = [x.to(torch.bfloat16) for x in goldens]
+    actual = [(x * (1 + 1e-2)).to(torch.bfloat16) for x in goldens]
+    if broken:
+        actual[0][0, 1, 2, 3] = torch.nan
+    names = ("output", "dq", "dk", "dv")
+    return Comparing(dict(zip(names, actual, strict=True)), other, goldens, scores, BF16).columns()
+
+
+@on_a_gpu
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("how", [{}, {"right": 0}, {"left": 70, "right": 3}])
+def test_a_gpu_finds_what_a_cpu_finds(how: dict[str, Any], broken: bool) -> None:
+    ours, theirs = (columns_of(device, broken, **how) for device in ("cuda", "cpu"))
+    for tensor, columns in theirs.items():
+        for name, values in columns.items():
+            # Golden differs in its last bits, so a rounding may go the other way.
+            assert ours[tensor][name] == pytest.approx(values, rel=1e-3, abs=1e-9), (tensor, name)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_without_triton_a_gpu_finds_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = stack(dtype).cuda(), inputs(dtype).cuda()
+    found = []
+    for there in (True, False):
+        monkeypatch.setattr("assay.watching.kernels._triton", lambda there=there: there)
+        with watch(model) as w:
+            model(x).float().square().mean().backward()
+        found.append(w.rows)
+    for ours, theirs in zip(*found, strict=True):
+        for name in MEASURED:
+            expected = theirs[name]
+            near = None if expected is None else pytest.approx(expected, rel=1e-6, abs=1e-9)
+            assert ours[name] == near, name
