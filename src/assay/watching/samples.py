@@ -18,13 +18,14 @@ Pair = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 def sampled(x: Tensor) -> tuple[Tensor, Tensor]:
     """Of a tensor (B, heads, rows, D): of each head, (heads, some), and of all heads, (1, some)."""
     runs = x.detach().transpose(0, 1).flatten(2)
-    heads, batch, run = runs.shape
-    step, whole_step = (math.ceil(size / SAMPLE) for size in (batch * run, heads * batch * run))
-    # Where it comes out even, nothing but the sample is touched.
-    own = runs[:, :, ::step].flatten(1) if run % step == 0 else runs.flatten(1)[:, ::step]
-    if run % step == 0 and whole_step % step == 0:
-        return own, own.flatten()[None, :: whole_step // step]
-    return own, runs.flatten()[None, ::whole_step]
+    _, batch, run = runs.shape
+    own = runs[:, :, :: _step(batch * run)].flatten(1)  # nothing but the sample is touched
+    return own, own.flatten()[None, :: _step(own.numel())]
+
+
+def _step(size: int) -> int:
+    """Odd: D is mostly a power of two, and every feature is to be met."""
+    return math.ceil(size / SAMPLE) | 1
 
 
 def of_samples(x: Sequence[Tensor], y: Sequence[Tensor], pair: Pair) -> Tensor:
