@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from assay.flash.decode import attention_with_cache, decode
+from tests.interpreter import interpret
 
 from .decode_cases import CASES, IN_FP32, Case, Drawn, check, check_invariance
 
-ROOT = Path(__file__).parents[2]
 LARGE = Case(lengths=(8192, 1, 0, 5000), capacity=8192, heads=(32, 8), dims=(128, 128))
 ON_GPU = {
     "one query": LARGE,
@@ -48,13 +44,7 @@ def test_on_the_cpu(name: str) -> None:
 
 
 def test_interpreted_kernels() -> None:
-    pytest.importorskip("triton")
-    subprocess.run(
-        [sys.executable, "-m", "tests.flash.interpreted_decode"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        check=True,
-    )
+    interpret("tests.flash.interpreted_decode")
 
 
 @pytest.mark.parametrize("page", [None, 64])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from assay.flash.attention import flash_attention
 from assay.flash.rotary import Rotary, rotate, rotate_one
+from tests.interpreter import interpret
 
 from .rotary_cases import CASES, Turn, by_complex_numbers, tables
 
@@ -198,13 +195,7 @@ def test_changed_boundaries_are_read_again() -> None:
 
 
 def test_interpreted_kernel_agrees_with_the_cpu() -> None:
-    pytest.importorskip("triton")
-    subprocess.run(
-        [sys.executable, "-m", "tests.flash.interpreted_rotary"],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        check=True,
-    )
+    interpret("tests.flash.interpreted_rotary")
 
 
 @pytest.mark.gpu

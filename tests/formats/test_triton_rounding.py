@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -16,11 +11,11 @@ from assay.formats import NAMED, Format, get
 from assay.formats.dtypes import holds
 from assay.formats.modes import Rounding
 from assay.formats.rounding import round_to
+from tests.interpreter import interpret
 
 from .probes import random_bits, special_values
 from .twins import DETERMINISTIC, NEEDS_GPU, assert_same
 
-ROOT = Path(__file__).parents[2]
 FORMATS = [
     *NAMED.values(),
     Format(exponent=5, mantissa=3, subnormals=False),
@@ -34,13 +29,7 @@ FORMATS = [
 
 
 def test_interpreted_kernels_agree_with_plain_torch() -> None:
-    pytest.importorskip("triton")
-    subprocess.run(
-        [sys.executable, "-m", "tests.formats.interpreted_kernels"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        check=True,
-    )
+    interpret("tests.formats.interpreted_kernels")
 
 
 def test_device_functions_refuse_what_fp32_cannot_hold() -> None:

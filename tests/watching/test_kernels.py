@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,20 +12,12 @@ from assay.results.watch_record import MEASURED
 from assay.watching.call import AttentionCall
 from assay.watching.comparing import Columns, Comparing
 from assay.watching.watch import watch
+from tests.interpreter import interpret
 from tests.watching.models import inputs, stack
-
-ROOT = Path(__file__).parents[2]
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def test_interpreted_kernels() -> None:
-    pytest.importorskip("triton")
-    subprocess.run(
-        [sys.executable, "-m", "tests.watching.interpreted_kernels"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        check=True,
-    )
+    interpret("tests.watching.interpreted_kernels")
 
 
 def columns_of(device: str, broken: bool, **how: Any) -> dict[str, Columns]:
@@ -46,7 +34,9 @@ def columns_of(device: str, broken: bool, **how: Any) -> dict[str, Columns]:
     return Comparing(dict(zip(names, actual, strict=True)), other, goldens, scores, BF16).columns()
 
 
-@on_a_gpu
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("how", [{}, {"right": 0}, {"left": 70, "right": 3}])
 def test_a_gpu_finds_what_a_cpu_finds(how: dict[str, Any], broken: bool) -> None:
@@ -57,7 +47,9 @@ def test_a_gpu_finds_what_a_cpu_finds(how: dict[str, Any], broken: bool) -> None
             assert ours[tensor][name] == pytest.approx(values, rel=1e-3, abs=1e-9), (tensor, name)
 
 
-@on_a_gpu
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_without_triton_a_gpu_finds_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = stack(dtype).cuda(), inputs(dtype).cuda()
