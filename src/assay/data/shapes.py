@@ -24,11 +24,11 @@ def synthetic(count: int, size: int, seed: int) -> Captioned:
     check_size(size)
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
+    kinds: tuple[tuple[str, ...], ...] = (tuple(COLOURS), SHAPES, tuple(SIZES))
     images, captions = [], []
     for draws in bits(5 * count, seed).reshape(count, 5):
         colour, shape, extent = (
-            list(kind)[int(draw % len(kind))]
-            for kind, draw in zip((COLOURS, SHAPES, SIZES), draws[:3].tolist(), strict=True)
+            kind[int(draw % len(kind))] for kind, draw in zip(kinds, draws[:3].tolist(), strict=True)
         )
         reach = SIZES[extent]
         x, y = (reach + (2 - 2 * reach) * (draw % 1024) / 1023 - 1 for draw in draws[3:].tolist())
