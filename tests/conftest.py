@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -10,3 +11,6 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("desk", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+# Started in the background of a script, a process ignores Ctrl-C, and so would the ones that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
