@@ -57,7 +57,7 @@ def test_a_prompt_is_read_and_every_layer_compared(model: str, tmp_path: Path) -
     [
         (("--dtype", "fp7"), "--dtype is one of fp32, bf16, fp16; got fp7."),
         (("--device", "cuda:9"), "has no device 'cuda:9'"),
-        (("--model", "no/such/model"), "no/such/model"),
+        (("--model", "nosuch/model"), "no model was found at nosuch/model. Give its folder."),
         (("--model", "/no/such/folder"), "/no/such/folder is no folder."),
         (("--attention", "none such"), "none such"),
     ],
@@ -76,6 +76,25 @@ def test_a_version_that_is_not_supported(model: str, tmp_path: Path, monkeypatch
     assert "transformers must be of the range transformers>=5,<6, got 4.57.6" in " ".join(done.stderr.split())
     assert not (tmp_path / "run").exists()
     monkeypatch.undo()
+
+
+def test_a_name_that_is_no_model_says_nothing_of_writing(model: str, tmp_path: Path) -> None:
+    command = ["watch", "--model", "nosuch/model", "--prompt", "gold", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "writable" not in done.stderr
+
+
+def test_an_encoder_decoder_is_refused_by_name(model: str, tmp_path: Path) -> None:
+    config = transformers.T5Config(vocab_size=8, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    folder = tmp_path / "t5"
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    command = ["watch", "--model", str(folder), "--prompt", "gold", "--attention", "eager"]
+    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2, done.output
+    assert "t5 is an encoder-decoder (t5), which reads a prompt and an answer." in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_without_attention(model: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import assay
 from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import ops
 from assay.flash.checks import check_packing, check_sinks, check_window
+from assay.flash.decode import attention_with_cache
 from assay.flash.numerics import Numerics
 from assay.flash.rotary import Rotary
 from tests.flash.reference import reference_attention
@@ -37,6 +40,9 @@ CU = torch.tensor([0, 5, 20], dtype=torch.int32)
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "three dimensions": ({"q": draw(4, 20, 16)}, "must have the shape"),
     "not a tensor": ({"k": [1.0]}, "k must be a torch tensor, got list"),
+    "sparse": ({"q": draw(2, 4, 20, 16).to_sparse()}, "q must be a dense tensor, got torch.sparse_coo"),
+    "causal in words": ({"causal": "no"}, "causal must be True or False, got 'no'"),
+    "dropout of None": ({"dropout_p": None}, "dropout_p must be a number"),
     "integers": ({"q": draw(2, 4, 20, 16).int()}, "bfloat16, float16 or float32"),
     "two dtypes": ({"v": draw(2, 4, 20, 16).bfloat16()}, "one dtype"),
     "another device": ({"k": torch.empty(2, 4, 20, 16, device="meta")}, "one device"),
@@ -98,11 +104,13 @@ def test_bad_packing(cu: list[int], message: str) -> None:
         flash_attention(q, k, v, cu_seqlens_q=torch.tensor(cu, dtype=torch.int32))
 
 
-def test_packing_is_checked_again_when_it_changes() -> None:
+@pytest.mark.parametrize("view", [lambda cu: cu, lambda cu: cu.data, lambda cu: cu.numpy()], ids=["", "data", "numpy"])
+def test_packing_is_checked_again_when_it_changes(view: Callable[[torch.Tensor], Any]) -> None:
+    """Also through views that leave the tensor's version as it is."""
     q, k, v = (x[:1] for x in qkv())
     cu = CU.clone()
     flash_attention(q, k, v, cu_seqlens_q=cu)
-    cu[1] = 30
+    view(cu)[1] = 30
     with pytest.raises(ValueError, match="entry 2 is 20, after 30"):
         flash_attention(q, k, v, cu_seqlens_q=cu)
 
@@ -165,6 +173,78 @@ def test_the_drop_in_refuses_what_torch_refuses() -> None:
         scaled_dot_product_attention(q, k[:, :2], v[:, :2])
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         scaled_dot_product_attention(q[0, 0, 0], k[0, 0, 0], v[0, 0, 0])
+
+
+FIVE = draw(2, 3, 4, 20, 16)
+BAD_DROP_IN: dict[str, tuple[dict[str, Any], str]] = {
+    "a list": ({"query": [1.0]}, "query must be a torch tensor, got list"),
+    "no value": ({"value": None}, "value must be a torch tensor, got NoneType"),
+    "sparse": ({"key": draw(2, 4, 20, 16).to_sparse()}, "key must be a dense tensor, got torch.sparse_coo"),
+    "leading dimensions": (
+        {"query": draw(3, 4, 20, 16)},
+        r"broadcast, got the shapes \(3, 4, 20, 16\), \(2, 4, 20, 16\)",
+    ),
+    "a mask in a list": ({"attn_mask": [[True]]}, "attn_mask must be a torch tensor, got list"),
+    "a mask of another shape": ({"attn_mask": draw(19, 20)}, "attn_mask must broadcast"),
+    "a mask of other leading dimensions": (
+        {"query": FIVE, "key": FIVE, "value": FIVE, "attn_mask": draw(2, 5, 1, 20, 20)},
+        r"leading dimensions \(2, 3\), got \(2, 5, 1, 20, 20\)",
+    ),
+    "causal in words": ({"is_causal": "no"}, "is_causal must be True or False, got 'no'"),
+    "groups in words": ({"enable_gqa": "no"}, "enable_gqa must be True or False"),
+    "dropout of None": ({"dropout_p": None}, "dropout_p must be a number"),
+    "dropout over 1": ({"dropout_p": 1.5}, "dropout_p must be a number"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DROP_IN)
+def test_bad_input_of_the_drop_in(name: str) -> None:
+    changes, message = BAD_DROP_IN[name]
+    given = dict(zip(("query", "key", "value"), qkv(), strict=True)) | changes
+    with pytest.raises(ValueError, match=message):
+        scaled_dot_product_attention(**given)
+
+
+def test_nested_tensors_are_refused() -> None:
+    nested = torch.nested.nested_tensor([draw(5, 4, 16), draw(6, 4, 16)], layout=torch.jagged).transpose(1, 2)
+    for call in (flash_attention, scaled_dot_product_attention):
+        with pytest.raises(ValueError, match="must be a dense tensor, got a nested tensor"):
+            call(nested, nested, nested)
+
+
+@pytest.mark.parametrize(
+    ("of_q", "of_kv"),
+    [((), (4,)), ((4,), ()), ((), (3, 4)), ((4,), (3, 4)), ((3, 1), (4,)), ((2, 1, 4), (3, 1))],
+    ids=str,
+)
+def test_leading_dimensions_broadcast_as_torchs(of_q: tuple[int, ...], of_kv: tuple[int, ...]) -> None:
+    q, k, v = draw(*of_q, 6, 8), draw(*of_kv, 7, 8, seed=1), draw(*of_kv, 7, 8, seed=2)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    found = scaled_dot_product_attention(q, k, v)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < 1e-5
+
+
+def test_dropout_of_everything_in_the_drop_in() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    for call in (scaled_dot_product_attention, F.scaled_dot_product_attention):
+        out = call(q, k, v, dropout_p=1.0)
+        assert (out == 0).all()
+        assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("lengths", [(3, 20), (70, 200), (200, 70)], ids=str)
+def test_causal_from_the_first_key_reads_no_key_that_nobody_sees(lengths: tuple[int, int]) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(*lengths))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    found = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert (found - expected).abs().max() < 1e-5
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, expected)), strict=True):
+        assert (a - b).abs().max() < 1e-4
+    with torch.no_grad():
+        k[:, :, lengths[0] :], v[:, :, lengths[0] :] = torch.nan, torch.nan
+    if lengths[0] < lengths[1]:
+        assert torch.equal(scaled_dot_product_attention(q, k, v, is_causal=True), found)
 
 
 def test_lse_and_its_gradient() -> None:
@@ -329,13 +409,76 @@ def test_vmap() -> None:
         torch.vmap(lambda q, s: flash_attention(q, k, k, sinks=s))(q, draw(3, 4))
 
 
-def test_double_backward_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"window": (5, 0)}, "flash_attention has no second derivative"),
+        ({}, "derivative for aten::_scaled_dot_product_flash_attention_for_cpu_backward is not implemented"),
+    ],
+    ids=["ours", "torch's kernel"],
+)
+def test_double_backward_is_refused(how: dict[str, Any], message: str) -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
-    ways: tuple[dict[str, Any], ...] = ({"window": (5, 0)}, {})
-    for how in ways:
-        (grad,) = torch.autograd.grad(flash_attention(q, k, v, **how).sum(), q, create_graph=True)
-        with pytest.raises(RuntimeError, match=r"no second derivative|derivative for .* is not implemented"):
-            grad.sum().backward()
+    (grad,) = torch.autograd.grad(flash_attention(q, k, v, **how).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=message):
+        grad.sum().backward()
+
+
+OTHER = draw(1, 2, 20, 8, seed=2)
+ANGLES = torch.arange(20)[:, None] * torch.tensor([1.0, 0.3])
+DIFFERENTIATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plain": lambda x: flash_attention(x, x, x),
+    "drop-in": lambda x: scaled_dot_product_attention(x, x, x),
+    "mask": lambda x: scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(20, 20).tril().bool()),
+    "softcap": lambda x: flash_attention(x, x, x, softcap=3.0),
+    "window": lambda x: flash_attention(x, x, x, window=(3, 0)),
+    "bias": lambda x: flash_attention(OTHER, OTHER, OTHER, bias=x[..., :1], window=(3, 0)),
+    "rotary": lambda x: flash_attention(x, x, x, rotary=Rotary(ANGLES.cos(), ANGLES.sin())),
+    "decode": lambda x: attention_with_cache(x, x, x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, in torch.func.jvp
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_forward_mode_is_refused(name: str) -> None:
+    """Silently, the derivative would be 0: also in transforms of transforms, and where a gradient is recorded too."""
+    function, x, tangent = DIFFERENTIATED[name], draw(1, 2, 20, 8), draw(1, 2, 20, 8, seed=1)
+    jvp = torch.func.jvp
+    ways: dict[str, Callable[[], Any]] = {
+        "jvp": lambda: jvp(function, (x,), (tangent,)),
+        "jacfwd": lambda: torch.func.jacfwd(function)(x),
+        "jvp of vmap": lambda: jvp(torch.vmap(function), (x[None],), (tangent[None],)),
+        "vmap of jvp": lambda: torch.vmap(lambda y: jvp(function, (y,), (y,)))(x[None]),
+        "inner jvp": lambda: jvp(lambda y: jvp(lambda z: function(y) * z, (x,), (tangent,)), (x,), (tangent,)),
+    }
+    for way in ways.values():
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            way()
+    with forward_ad.dual_level():
+        for primal in (x, x.clone().requires_grad_()):
+            dual = forward_ad.make_dual(primal, tangent)
+            if name != "decode" or not primal.requires_grad:
+                with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+                    function(dual)
+        assert torch.equal(function(x), function(x.clone()))  # without a tangent
+
+
+@pytest.mark.parametrize("name", ["softcap", "window", "bias", "rotary", "mask"])
+def test_gradients_of_torch_func_are_refused(name: str) -> None:
+    x = draw(1, 2, 20, 8)
+    transformed = torch.func.grad(lambda x: DIFFERENTIATED[name](x).sum())
+    for way in (transformed, lambda x: torch.vmap(transformed)(x[None])):
+        with pytest.raises(NotImplementedError, match=r"no gradient within torch.func.grad"):
+            way(x)
+
+
+def test_gradients_through_vmap() -> None:
+    """Autograd's own gradient of a mapped call is no transform of it."""
+    x = draw(3, 1, 2, 20, 8).requires_grad_()
+    (found,) = torch.autograd.grad(torch.vmap(DIFFERENTIATED["softcap"])(x).square().sum(), x)
+    one_by_one = torch.stack([DIFFERENTIATED["softcap"](y) for y in x])
+    (expected,) = torch.autograd.grad(one_by_one.square().sum(), x)
+    assert (found - expected).abs().max() < 1e-5
 
 
 @given(

@@ -134,6 +134,12 @@ def test_dense(name: str) -> None:
     check([out, lse], dense(*qkv.unbind(2), **ours))
 
 
+def test_a_softcap_below_0_is_none() -> None:
+    q, k, v = normal(2, 5, 4, 8), normal(2, 5, 2, 8, seed=1), normal(2, 5, 2, 8, seed=2)
+    assert torch.equal(flash_attn_func(q, k, v, softcap=-1.0), flash_attn_func(q, k, v))
+    assert torch.equal(flash_attn_with_kvcache(q, k, v, softcap=-1.0), flash_attn_with_kvcache(q, k, v))
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_varlen(name: str) -> None:
     theirs, ours = OPTIONS[name]
@@ -233,6 +239,126 @@ def test_varlen_over_pages(queries: tuple[int, ...]) -> None:
     check(gradients(over_pages, q), of_q, factor=3)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_padded_tail_is_not_read_and_gives_0(inference: bool) -> None:
+    q, k, v = normal(20, 4, 8), normal(30, 2, 8, seed=1), normal(30, 2, 8, seed=2)
+    q[17:], k[27:], v[27:] = torch.nan, torch.nan, torch.nan
+    with torch.inference_mode(inference):
+        cu_q, cu_k = cumulative(13, 4), cumulative(11, 16)
+        out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 13, 16, return_attn_probs=True)
+        boundaries = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+        check([out[:17], lse[:, :17]], packed(q[:17], k[:27], v[:27], **boundaries))
+    assert out.shape == (20, 4, 8)
+    assert not out[17:].any()
+    assert (lse[:, 17:] == -torch.inf).all()
+
+
+def test_gradients_of_a_padded_tail_are_0() -> None:
+    qkv, cu = normal(20, 3, 4, 8), cumulative(13, 4)
+    (grad,) = gradients(lambda x: flash_attn_varlen_qkvpacked_func(x, cu, 13), qkv)
+
+    def of_qkv(dtype: torch.dtype) -> list[torch.Tensor]:
+        boundaries = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+
+        def padded(x: torch.Tensor) -> torch.Tensor:
+            out = packed(*x[:17].unbind(1), **boundaries)(x.dtype)[0]
+            return torch.cat((out, x.new_zeros(3, 4, 8)))
+
+        return gradients(padded, qkv.to(dtype))
+
+    check([grad], of_qkv, factor=3)
+    assert not grad[17:].any()
+
+
+def test_a_padded_tail_over_pages() -> None:
+    """Also one that makes as many rows as equal sequences would have."""
+    q, k, v = normal(6, 4, 8), normal(24, 2, 8, seed=1), normal(24, 2, 8, seed=2)
+    (k_pages, table), (v_pages, _) = paged(k, (11, 4, 9), 4), paged(v, (11, 4, 9), 4)
+    for queries in ((2, 1, 2), (1, 1, 1)):
+        cu_q, cu_k, total = cumulative(*queries), cumulative(11, 4, 9), sum(queries)
+        out = flash_attn_varlen_func(q, k_pages, v_pages, cu_q, cu_k, max(queries), 11, block_table=table)
+        whole = packed(q[:total], k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        check([out[:total]], partial(first_of, whole))
+        assert out.shape == q.shape
+        assert not out[total:].any()
+
+
+def over_pages(
+    queries: Any = (2, 7, 1), keys: Any = (11, 4, 9), most: Any = 7, spoiled: dict[tuple[int, int], int] | None = None
+) -> None:
+    """A call with boundaries, or lengths if a tuple, over 7 pages of 4."""
+    pages, table = paged(normal(24, 2, 8), (11, 4, 9), 4)
+    for place, page in (spoiled or {}).items():
+        table[place] = page
+    cu_q, cu_k = (cumulative(*x) if isinstance(x, tuple) else x for x in (queries, keys))
+    flash_attn_varlen_func(normal(10, 4, 8), pages, pages, cu_q, cu_k, most, 11, block_table=table)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: over_pages(spoiled={(0, 1): 9}),
+            "pages 0 to 6 wherever a sequence has keys, got 9 for page 1 of sequ",
+        ),
+        (lambda: over_pages(spoiled={(2, 0): -1}), "got -1 for page 0 of sequence 2"),
+        (lambda: over_pages(keys=(11, 4, 13)), "capacity 12, got 13 for sequence 2"),
+        (lambda: over_pages((2, 8), (11, 4)), "block_table must be int32 of shape (batch, pages of a sequence) = (2,"),
+        (lambda: over_pages(torch.tensor([0, 7, 10]), torch.tensor([0, 11, 15]), 5), "block_table must be int32"),
+        (lambda: over_pages((4, 4, 2), most=3), "max_seqlen_q must be at least the longest sequence's queries, 4, got"),
+        (lambda: over_pages(most=3.5), "max_seqlen_q must be a whole number, got 3.5"),
+        (lambda: over_pages(most=-1), "max_seqlen_q must be at least 0, got -1"),
+        (lambda: over_pages(keys=torch.tensor([3, 11, 15, 24])), "cu_seqlens_k must begin with 0, never fall"),
+        (lambda: over_pages(keys=torch.tensor([0, 11, 7, 24])), "entry 2 is 7, after 11"),
+        (lambda: over_pages(queries=torch.tensor([0, 7, 2, 10])), "cu_seqlens_q must begin with 0, never fall"),
+        (lambda: over_pages(queries=(2, 7, 9)), "end with the packed length 10; it begins with 0 and ends with 18"),
+        (lambda: over_pages(keys=(11, 4)), "must be of the same sequences, got 4 and 3"),
+        (lambda: over_pages(queries=[0, 2, 9, 10]), "cu_seqlens_q must be an int32 tensor of shape (sequences + 1,)"),
+        (lambda: over_pages(keys=torch.tensor([0.0, 11, 15, 24])), "cu_seqlens_k must be int32 of shape"),
+    ],
+)
+def test_refuses_over_pages(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("cu_q", "cu_k", "most", "message"),
+    [
+        ([0, 7, 10], [0, 7, 11], 5, "max_seqlen_q must be at least the longest sequence's queries, 7, got 5"),
+        ([0, 5, 10], [3, 10, 14], 5, "cu_seqlens_k must begin with 0"),
+        ([0, 5, 10], [0, 7, 24], 5, "capacity 12, got 17 for sequence 1"),
+        ([0, 5, 10], [0, 7, 3], 5, "entry 2 is 3, after 7"),
+    ],
+)
+def test_refuses_equal_lengths_over_pages(cu_q: list[int], cu_k: list[int], most: int, message: str) -> None:
+    pages, table = paged(normal(19, 2, 8), (11, 8), 4)
+    cu_q, cu_k = (torch.tensor(cu, dtype=torch.int32) for cu in (cu_q, cu_k))  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        flash_attn_varlen_func(normal(10, 4, 8), pages, pages, cu_q, cu_k, most, 11, block_table=table)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_packed_sequences_say_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As reading waits for the GPU: of tensors that stay the same, not again."""
+    cu_q, cu_k = cumulative(2, 7, 1).cuda(), cumulative(11, 4, 9).cuda()
+    k, q = normal(24, 2, 8), normal(10, 4, 8).cuda()
+    pages, table = (x.cuda() for x in paged(k, (11, 4, 9), 4))
+    k = k.cuda()
+    read, tolist = [], torch.Tensor.tolist
+
+    def counted(x: torch.Tensor) -> Any:
+        read.append(id(x))
+        return tolist(x)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    for _ in range(3):
+        flash_attn_varlen_func(q, pages, pages, cu_q, cu_k, 7, 11, block_table=table)
+        flash_attn_varlen_func(q, k, k, cu_q, cu_k, 7, 11)
+    assert [read.count(id(x)) for x in (cu_q, cu_k)] == [1, 1]
+
+
 LENGTHS = (3, 9)
 
 
@@ -321,6 +447,23 @@ def test_left_padding_of_a_full_cache_without_rows() -> None:
     q, k, v = normal(2, 1, 4, 8), normal(2, 7, 2, 8, seed=1), normal(2, 7, 2, 8, seed=2)
     out, lse = flash_attn_with_kvcache(q, k, v, cache_leftpad=torch.tensor([6, 0]), return_softmax_lse=True)
     check_sequences(out, lse, q, [k[0, 6:], k[1]], [v[0, 6:], v[1]])
+
+
+def test_left_padding_within_the_new_keys() -> None:
+    """A padded prompt goes into an empty cache as it is."""
+    q, k, v = normal(2, 5, 4, 8), normal(2, 5, 2, 8, seed=3), normal(2, 5, 2, 8, seed=4)
+    k_cache, v_cache = torch.full((2, 8, 2, 8), torch.nan), torch.full((2, 8, 2, 8), torch.nan)
+    out, lse = flash_attn_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        cache_seqlens=0,
+        cache_leftpad=torch.tensor([3, 0], dtype=torch.int32),
+        return_softmax_lse=True,
+    )
+    check_sequences(out, lse, q, [k[0, 3:], k[1]], [v[0, 3:], v[1]])
 
 
 def test_paged_cache_is_appended_to_in_place() -> None:
@@ -420,6 +563,16 @@ def test_apply_rotary_emb_in_place() -> None:
         torch.testing.assert_close(grad, 8 * leaf)  # a rotation keeps the length
 
 
+def test_apply_rotary_emb_leaves_a_padded_tail() -> None:
+    cos, sin, _ = tables(4, torch.float32)
+    x, cu = normal(9, 4, 8), cumulative(2, 5)
+    out = apply_rotary_emb(x, cos, sin, cu_seqlens=cu)
+    assert torch.equal(out[:7], apply_rotary_emb(x[:7], cos, sin, cu_seqlens=cu))
+    assert torch.equal(out[7:], x[7:])
+    assert apply_rotary_emb(x, cos, sin, cu_seqlens=cu, inplace=True) is x
+    assert torch.equal(x, out)
+
+
 def test_padding_there_and_back() -> None:
     x = normal(4, 5, 2, 3).requires_grad_()
     mask = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 1, 0]])
@@ -431,6 +584,7 @@ def test_padding_there_and_back() -> None:
     assert used.tolist() == [2, 0, 5, 2]
     back = pad_input(tokens, indices, 4, 5)
     assert torch.equal(back, x * mask[..., None, None])
+    assert torch.equal(pad_input(tokens, indices.int(), 4, 5), back)
     (grad,) = torch.autograd.grad(back.sum(), x)
     assert torch.equal(grad, mask[..., None, None].expand_as(x).float())
 
@@ -473,10 +627,10 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
         (lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW), "k and v need cache_seqlens"),
         (lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW[..., :4], cache_seqlens=0), "v must be (batch, new keys"),
         (lambda: flash_attn_with_kvcache(X, X, X, NEW.half(), NEW, cache_seqlens=0), "dtype and device of k_cache"),
-        (lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW, cache_seqlens=4), "capacity 4; got 5"),
+        (lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW, cache_seqlens=4), "0 to 3: the cache has a capacity of 4"),
         (
             lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW, cache_seqlens=torch.tensor([0, 4])),
-            "capacity 4, got 5 for sequence 1",
+            "and 1 keys are new; got 4 for sequence 1",
         ),
         (lambda: flash_attn_with_kvcache(X, X, X, rotary_cos=X[0, 0]), "rotary_cos and rotary_sin must be given tog"),
         (
@@ -484,7 +638,7 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
             "rotary_cos and rotary_sin need k and",
         ),
         (
-            lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW, X[0, 0], X[0, 0], 1),
+            lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW, X[0, 0, :, :4], X[0, 0, :, :4], 1),
             "a row for every position in the cache, 4, got 2",
         ),
         (
@@ -505,8 +659,64 @@ def test_refuses(call: Callable[[], object], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: flash_attn_func(X, X, X, window_size=5), "window_size must be (left, right)"),  # type: ignore[arg-type]
+        (lambda: flash_attn_func(X, X, X, window_size=(1, None)), "must be two whole numbers"),  # type: ignore[arg-type]
+        (lambda: flash_attn_varlen_func(X[0], X[0], X[0], None, None, 4, 4), "cu_seqlens_q must be an int32 tensor"),  # type: ignore[arg-type]
+        (
+            lambda: flash_attn_varlen_func(X[0], X[0], X[0, :3], cumulative(3), cumulative(3), 4, 4),
+            "k and v must have one packed length, got 4 and 3",
+        ),
+        (
+            lambda: flash_attn_varlen_func(X[0], X[0], X[0], cumulative(4), cumulative(5), 4, 4),
+            "packed length 4; it begins with 0 and ends with 5",
+        ),
+        (lambda: apply_rotary_emb(X[0], *tables(4)[:2], cu_seqlens=[0, 4]), "cu_seqlens must be an int32 tensor"),  # type: ignore[arg-type]
+        (
+            lambda: apply_rotary_emb(X[0], *tables(4)[:2], cu_seqlens=TABLE[:0, 0]),
+            "cu_seqlens must have an entry for every sequence, at least 1, and the end; got 0",
+        ),
+        (lambda: apply_rotary_emb(X.int(), *tables(4)[:2]), "What is rotated must be float, got torch.int32"),
+        (
+            lambda: unpad_input(X, torch.ones(2, 3)),
+            "attention_mask must have the batch and length of hidden_states, (2",
+        ),
+        (
+            lambda: unpad_input(X, torch.ones(4)),
+            "attention_mask must have the shape (batch, length) = (2, 4), got (4,)",
+        ),
+        (lambda: unpad_input(X, torch.ones(2, 4), torch.ones(2, 5)), "unused_mask must have the batch and length"),
+        (lambda: unpad_input(X[:0], torch.ones(0, 4)), "a batch of at least 1, got 0"),
+        (lambda: unpad_input(torch.zeros(4), torch.ones(4)), "hidden_states must be a tensor of shape (batch, length,"),
+        (
+            lambda: pad_input(X[0], torch.tensor([0, 1, 2, 8]), 2, 4),
+            "indices must be 0 to 7, one of the 8 rows; got 0 to",
+        ),
+        (lambda: pad_input(X[0], torch.tensor([0, 1, -2, 7]), 2, 4), "one of the 8 rows; got -2 to 7"),
+        (lambda: pad_input(X[0], torch.arange(3), 2, 4), "indices must be int32 of shape (tokens,) = (4,)"),
+        (lambda: pad_input(X[0], torch.arange(4.0), 2, 4), "got torch.float32 (4,)"),
+        (lambda: pad_input(X[0], torch.arange(4), 2.5, 4), "batch must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: index_first_axis(X, torch.tensor([2])), "indices must be 0 to 1"),
+        (lambda: index_first_axis(X, [0]), "indices must be an int32 tensor of shape (tokens,), got list"),  # type: ignore[arg-type]
+    ],
+)
+def test_refuses_more(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def test_changed_indices_are_read_again() -> None:
+    indices = torch.arange(4)
+    pad_input(X[0], indices, 2, 4)
+    indices.numpy()[1] = 9  # of which the tensor's version does not tell
+    with pytest.raises(ValueError, match="got 0 to 9"):
+        pad_input(X[0], indices, 2, 4)
+
+
+@pytest.mark.parametrize(
     "bad",
-    [{"softmax_scale": float("nan")}, {"alibi_slopes": torch.ones(3)}, {"num_splits": -1}, {"softcap": -1.0}],
+    [{"softmax_scale": float("nan")}, {"alibi_slopes": torch.ones(3)}, {"num_splits": -1}, {"softcap": float("nan")}],
     ids=lambda bad: next(iter(bad)),
 )
 def test_a_refused_call_leaves_the_cache_alone(bad: dict[str, Any]) -> None:
@@ -515,3 +725,62 @@ def test_a_refused_call_leaves_the_cache_alone(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=torch.tensor([1, 2], dtype=torch.int32), **bad)
     assert not any(cache.any() for cache in caches)
+
+
+@pytest.mark.parametrize("given", ["alone", "rotary", "paged"])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"cache_seqlens": torch.tensor([-2, 3])}, "cache_seqlens must be 0 to 5"),
+        ({"cache_seqlens": -2}, "cache_seqlens must be 0 to 5"),
+        ({"cache_seqlens": torch.tensor([1, 6])}, "3 keys are new; got 6 for sequence 1"),
+        ({"cache_seqlens": torch.tensor([1.0, 2.5])}, "cache_seqlens must be int32 of shape (batch,) = (2,)"),
+        ({"cache_seqlens": torch.tensor([1, 2, 3])}, "got torch.int64 (3,)"),
+        ({"cache_seqlens": torch.tensor([True, False])}, "got torch.bool (2,)"),
+        ({"cache_seqlens": [1, 2]}, "or a whole number, got [1, 2]"),
+        ({"cache_seqlens": 1.5}, "or a whole number, got 1.5"),
+        ({"k": [1]}, "k must have the shape (batch, new keys, KV heads, head dimension), got list"),
+        ({"k": torch.zeros(3)}, "k must have the shape (batch, new keys, KV heads, head dimension), got (3,)"),
+        ({"window_size": 5}, "window_size must be (left, right)"),
+    ],
+)
+def test_bad_lengths_and_keys_leave_the_cache_alone(bad: dict[str, Any], message: str, given: str) -> None:
+    new = torch.ones(2, 3, 4, 8)
+    caches = torch.zeros(2, 8, 4, 8), torch.zeros(2, 8, 4, 8)
+    arguments: dict[str, Any] = {"k": new, "v": new, "cache_seqlens": 1} | bad
+    if given == "rotary":
+        arguments["rotary_cos"], arguments["rotary_sin"], _ = tables(4, torch.float32, positions=8)
+    if given == "paged":
+        arguments["block_table"] = torch.tensor([[1], [0]], dtype=torch.int32)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        flash_attn_with_kvcache(new, *caches, **arguments)
+    assert not any(cache.any() for cache in caches)
+
+
+@pytest.mark.parametrize("appended", [True, False])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"cache_leftpad": torch.tensor([0, -2])}, "cache_leftpad must be 0 to the length of its sequence with k"),
+        ({"cache_leftpad": torch.tensor([0, 6])}, "got 6 for sequence 1"),
+        ({"cache_leftpad": 2}, "cache_leftpad must be an int32 tensor of shape (batch,) = (2,), got int"),
+        ({"cache_leftpad": torch.tensor([0.0, 1.0])}, "got torch.float32 (2,)"),
+        ({"cache_batch_idx": [0, 1]}, "cache_batch_idx must be an int32 tensor of shape (batch,) = (2,), got list"),
+        ({"cache_batch_idx": torch.tensor([0, 1, 2])}, "cache_batch_idx must be int32 of shape (batch,) = (2,)"),
+        ({"cache_batch_idx": torch.tensor([0, -1])}, "got -1 for page 0 of sequence 1"),
+    ],
+)
+def test_bad_places_leave_the_cache_alone(bad: dict[str, Any], message: str, appended: bool) -> None:
+    new = torch.ones(2, 3, 4, 8)
+    caches = torch.zeros(3, 8, 4, 8), torch.zeros(3, 8, 4, 8)
+    arguments: dict[str, Any] = {"cache_seqlens": 2} | ({"k": new, "v": new} if appended else {})
+    with pytest.raises(ValueError, match=re.escape(message)):
+        flash_attn_with_kvcache(new, *caches, **(arguments | bad))
+    assert not any(cache.any() for cache in caches)
+
+
+def test_tables_that_are_no_tensors_leave_the_cache_alone() -> None:
+    new, cache = torch.ones(2, 3, 4, 8), torch.zeros(2, 8, 4, 8)
+    with pytest.raises(ValueError, match="cos must be a torch tensor, got list"):
+        flash_attn_with_kvcache(new, cache, cache, new, new, [1.0], [0.0], 1)  # type: ignore[arg-type]
+    assert not cache.any()

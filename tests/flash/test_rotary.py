@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from assay.flash.attention import flash_attention
-from assay.flash.rotary import Rotary, rotate, rotate_one
+from assay.flash.rotary import Rotary, rotate, rotate_one, rotated
 from tests.interpreter import interpret
 
 from .rotary_cases import CASES, Turn, by_complex_numbers, tables
@@ -180,6 +180,20 @@ def test_refuses_positions_beyond_the_tables() -> None:
             rotate_one(x[:, :, :4], cos, sin, offsets, None, False, False)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+def test_refuses_what_is_not_float(dtype: torch.dtype) -> None:
+    x, rotary = torch.ones(2, 1, 3, 8), tables(4, torch.float32)
+    with pytest.raises(ValueError, match=f"must be float, got {dtype}"):
+        rotated(x.to(dtype), rotary)
+
+
+def test_refuses_offsets_that_are_not_whole_numbers() -> None:
+    x, rotary = torch.ones(2, 1, 3, 8), tables(4, torch.float32)
+    for offsets in (torch.tensor([True, False]), torch.tensor([0.0, 1.0]), torch.tensor([0, 1], dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="Offsets must be int32"):
+            rotated(x, rotary, offsets)
+
+
 def test_refuses_wrong_boundaries() -> None:
     x, (cos, sin, _) = torch.randn(1, 1, 12, 8), tables(4, torch.float32)
     with pytest.raises(ValueError, match="end with the packed length 12"):
@@ -189,7 +203,7 @@ def test_refuses_wrong_boundaries() -> None:
 def test_changed_boundaries_are_read_again() -> None:
     x, cu, rotary = torch.randn(1, 1, 12, 8), packed(6, 6), tables(4, torch.float32, positions=8)
     rotate(x, x, rotary, cu, cu)
-    cu[1] = 2
+    cu.numpy()[1] = 2  # of which the tensor's version does not tell
     with pytest.raises(ValueError, match="a packed sequence of 10"):
         rotate(x, x, rotary, cu, cu)
 

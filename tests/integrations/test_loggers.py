@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,14 @@ def test_a_folder_that_mlflow_refuses_is_refused_at_once(tmp_path: Path, monkeyp
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     with pytest.raises(MlflowException, match="sqlite"):
         MLflowLogger(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["sqlite:///", "nosuch://"])
+def test_a_place_that_mlflow_does_not_know_is_refused_with_what_to_install(scheme: str, tmp_path: Path) -> None:
+    if scheme == "sqlite:///" and find_spec("sqlalchemy") is not None:
+        pytest.skip("the whole mlflow, with databases, is installed")
+    with pytest.raises(ValueError, match=rf"got {scheme}{tmp_path}/mlflow.db\..*pip install mlflow\."):
+        MLflowLogger(f"{scheme}{tmp_path}/mlflow.db")
 
 
 @pytest.mark.parametrize("make", [TensorBoardLogger, WandbLogger, MLflowLogger])

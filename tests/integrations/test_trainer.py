@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from contextlib import closing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,21 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 
 from assay.integrations.loggers import TensorBoardLogger
 from assay.integrations.trainer import AssayCallback
 from assay.integrations.weight_deviation import WeightDeviation
 from assay.results.lines import all_records
 from assay.results.watch_record import WATCH
+from assay.watching.watch import watch
 from tests.integrations.events import tensorboard_scalars
 
 # accelerate 1.15 asks DataLoader for pinned memory, of which torch says on a CPU that there is none.
@@ -28,6 +35,10 @@ pytestmark = [
 ]
 ORIGINAL = (F.scaled_dot_product_attention,)  # not by a name, where a watch would find and replace it
 STEPS = 6
+CONFIG = LlamaConfig(
+    vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
 
 
 class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -55,14 +66,6 @@ class NoAttention(nn.Module):
 
 def trainer(folder: Path, model: nn.Module | None = None, data: Data | None = None, **how: Any) -> Trainer:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "max_steps": STEPS,
@@ -75,7 +78,7 @@ def trainer(folder: Path, model: nn.Module | None = None, data: Data | None = No
         "disable_tqdm": True,
     }
     arguments = TrainingArguments(**(settings | how))
-    return Trainer(model or LlamaForCausalLM(config), arguments, train_dataset=data or Data(), eval_dataset=Data())
+    return Trainer(model or LlamaForCausalLM(CONFIG), arguments, train_dataset=data or Data(), eval_dataset=Data())
 
 
 def logged(made: Trainer, name: str) -> dict[int, float]:
@@ -153,45 +156,86 @@ def test_weights_against_those_of_another_training(tmp_path: Path) -> None:
 
 def test_with_a_logger(tmp_path: Path) -> None:
     made = trainer(tmp_path)
-    made.add_callback(AssayCallback(TensorBoardLogger(tmp_path / "events"), golden=False))
+    made.add_callback(AssayCallback(made, to=TensorBoardLogger(tmp_path / "events"), golden=False))
     made.train()
     assert [step for step, _ in tensorboard_scalars(tmp_path / "events")["assay/difference"]] == [2, 4, 6]
     assert not logged(made, "assay/difference")
 
 
-def failing(folder: Path) -> tuple[Trainer, AssayCallback]:
-    made = trainer(folder, data=Data(fails_at=5))
-    return made, with_callback(made)
+class FailingCallback(TrainerCallback):
+    """At the event, in its second step."""
+
+    def __init__(self, event: str) -> None:
+        setattr(self, event, self._fail)
+
+    def _fail(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= 1 or state.max_steps == 1:
+            raise RuntimeError("out of memory")
 
 
-def test_after_an_exception_the_next_training_removes_it(tmp_path: Path) -> None:
-    made, callback = failing(tmp_path)
+def failing(where: str, folder: Path) -> Trainer:
+    if where == "model":
+        model = LlamaForCausalLM(CONFIG)
+        model.model.layers[1].mlp = nn.Linear(1, 1)  # of other shapes
+        return trainer(folder, model)
+    if where == "data":
+        return trainer(folder, data=Data(fails_at=5))
+    made = trainer(folder, max_steps=1 if where == "on_train_begin" else STEPS)
+    made.callback_handler.callbacks.append(FailingCallback(where))
+    return made
+
+
+@pytest.mark.parametrize("where", ["model", "data", "on_train_begin", "on_step_begin", "on_step_end", "on_train_end"])
+def test_after_an_exception_all_is_removed(where: str, tmp_path: Path) -> None:
+    made = failing(where, tmp_path)
+    callback = AssayCallback(made)
+    made.callback_handler.callbacks.insert(0, callback)  # it has begun when another one fails
+    with pytest.raises(RuntimeError, match=r"out of memory|cannot be multiplied") as kept:  # and its frames
+        made.train()
+    assert F.scaled_dot_product_attention is ORIGINAL[0]
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert made.model is not None
+    with watch(made.model) as after:  # nobody else watches
+        pass
+    assert callback.watch is not after
+    del kept
+
+
+class Kept:
+    """A logger."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.closed = False
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_logger_is_closed_after_an_exception(tmp_path: Path) -> None:
+    made, kept = failing("on_train_end", tmp_path), Kept()
+    made.callback_handler.callbacks.append(AssayCallback(made, to=kept, golden=False))  # not told of its end
     with pytest.raises(RuntimeError, match="out of memory"):
         made.train()
-    assert F.scaled_dot_product_attention is not ORIGINAL[0]  # of which Trainer told nobody
-    again = trainer(tmp_path)
-    other = with_callback(again)
-    again.train()
-    assert other.watch is not None
-    assert other.watch.calls == STEPS * 2
-    assert callback.watch is not other.watch
-
-
-def test_after_an_exception_it_goes_with_its_trainer(tmp_path: Path) -> None:
-    def attempt() -> None:
-        with pytest.raises(RuntimeError, match="out of memory"):
-            failing(tmp_path)[0].train()
-
-    attempt()
-    gc.collect()
+    assert kept.steps == [2, 4, 6]
+    assert kept.closed
     assert F.scaled_dot_product_attention is ORIGINAL[0]
 
 
-def test_after_an_exception_close_removes_it(tmp_path: Path) -> None:
-    made, callback = failing(tmp_path)
-    with pytest.raises(RuntimeError, match="out of memory"), closing(callback):
+def test_a_trainer_trains_again_after_an_exception(tmp_path: Path) -> None:
+    data = Data(fails_at=5)
+    made = trainer(tmp_path, data=data)
+    callback = with_callback(made)
+    with pytest.raises(RuntimeError, match="out of memory"):
         made.train()
-    assert F.scaled_dot_product_attention is ORIGINAL[0]
+    data.fails_at = -1
+    result = made.train()
+    assert result.global_step == STEPS
+    assert callback.watch is not None
+    assert callback.watch.calls == STEPS * 2
 
 
 def test_a_model_without_attention_is_refused_at_its_first_step(tmp_path: Path) -> None:
@@ -204,7 +248,7 @@ def test_a_model_without_attention_is_refused_at_its_first_step(tmp_path: Path) 
 
 def test_bad_input(tmp_path: Path) -> None:
     made, other = trainer(tmp_path), trainer(tmp_path)
-    with pytest.raises(ValueError, match=r"where its figures go: .* got str"):
+    with pytest.raises(ValueError, match=r"the trainer that it is added to.* got str\. A logger goes into to="):
         AssayCallback("runs")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every must be a whole number"):
         AssayCallback(made, every=0)

@@ -42,7 +42,7 @@ def main(rank: int, processes: int, meeting: str, out: str) -> None:
             {
                 "same": all(torch.equal(a, b) for a, b in zip(weights, alone, strict=True)),
                 "rows": sorted({(row["layer"], row["tensor"], row["step"]) for row in whole}),
-                "over": w.first_over is not None,
+                "over": any(row["over"] for row in whole),
                 "ids": sorted(row["id"] for row in w.rows),
             }
         )

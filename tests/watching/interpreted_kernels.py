@@ -52,6 +52,7 @@ def check_sums(dtype: torch.dtype, shape: tuple[int, ...], broken: bool) -> None
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     assert (found[0][10].sum() > 0) == broken
+    assert found[0][16].sum() == (~actual.isfinite()).sum()
 
 
 def main() -> None:

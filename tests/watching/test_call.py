@@ -155,18 +155,34 @@ def test_an_exact_baseline_counts_as_one_rounding() -> None:
     assert found["ratio_rmse"][2] == pytest.approx(assay.deviation(actual, golden).rmse / floor.rmse, rel=1e-9)
 
 
+@pytest.mark.parametrize(("rows", "over"), [(7, [False, False, False]), (8, [False, True, False])])
+def test_a_head_of_few_rows_is_not_judged_by_itself(rows: int, over: list[bool]) -> None:
+    golden = draw(1, 2, rows, 64)
+    other = golden + 1e-2 * draw(1, 2, rows, 64, seed=9)
+    other[:, 0] += 1.0
+    actual = other.clone()
+    actual[:, 1] = golden[:, 1] + 5 * (other[:, 1] - golden[:, 1])
+    found = columns_of(actual, golden, other)
+    assert found["ratio_rmse"][1] == pytest.approx(5)
+    assert found["over"] == over
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_stopped_being_a_number(bad: float) -> None:
     golden = draw(1, 2, 5, 4)
     actual = golden.clone()
     actual[0, 1, 2, 3] = bad
     found = columns_of(actual, golden)
-    assert found["error_nonfinite"] == [0, 1, 1]
+    assert found["error_nonfinite"] == found["actual_nonfinite"] == [0, 1, 1]
     assert found["error_max"] == found["difference_max"] == [0, math.inf, math.inf]
     assert found["error_rmse"] == [0, 0, 0]  # of the rest
     assert found["over"] == [False, True, True]
     same = columns_of(actual, actual)
     assert same["error_nonfinite"] == [0, 0, 0]
+    assert same["actual_nonfinite"] == [0, 1, 1]  # golden has it too
+    without = Comparing({"output": actual}, [actual], [None], None, BF16).columns()["output"]
+    assert without["actual_nonfinite"] == [0, 1, 1]
+    assert columns_of(golden, golden)["actual_nonfinite"] == [0, 0, 0]
     assert same["error_cosine"] == pytest.approx([1, 1, 1])
 
 

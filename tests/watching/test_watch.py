@@ -127,7 +127,7 @@ def test_a_bad_kernel_is_over_budget_and_named(monkeypatch: pytest.MonkeyPatch) 
     assert w.first_over is not None
     assert w.first_over["layer"] == "layers.0"
     assert w.worst.row is not None
-    assert w.worst.row["ratio_rmse"] == max(row["ratio_rmse"] for row in whole(w))
+    assert w.worst.row["ratio_rmse"] == max(row["ratio_rmse"] for row in w.rows)  # of a head
     assert "First over budget: output of layers.0 at step 0" in w.summary()
 
 

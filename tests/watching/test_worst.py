@@ -121,6 +121,28 @@ def test_a_nan_is_worse_than_any_error() -> None:
         assert w.worst.row["layer"] == "1"
 
 
+def test_one_bad_head_is_worse_than_a_call_that_is_a_little_worse_as_a_whole() -> None:
+    original, calls = F.scaled_dot_product_attention, []
+
+    def broken(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+        out = original(query, key, value, **how).clone()
+        calls.append(out)
+        if len(calls) == 2:
+            out[:, 3] *= 1 + 2e-6
+        return out * (1 + 1.2e-6) if len(calls) == 3 else out
+
+    model, x = stack(torch.float32), inputs(torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", broken)
+        with watch(nn.Sequential(*model.layers)) as w, torch.no_grad():
+            for layer in model.layers:
+                layer(x)
+    ratios = {row["layer"]: row["ratio_rmse"] for row in w.rows if row["head"] is None}
+    assert ratios["2"] > ratios["1"]
+    assert w.worst.row is not None
+    assert (w.worst.row["layer"], w.worst.row["head"]) == ("1", 3)
+
+
 def test_nothing_to_save(tmp_path: Path) -> None:
     with watch(stack()) as w:
         pass

@@ -53,9 +53,10 @@ def assert_within_budget(
 
     Both get the same tensors and return a tensor or several, `baseline` in plain operations and the same dtypes. Errors
     are distances from the golden value: `baseline` in FP64 on the same inputs (casts inside it then keep FP64), or
-    `golden`, called with the inputs in FP64. Judged are the largest error, the RMSE, and with several seeds the mean
-    error, signed and away from zero; a NaN or an infinity in a wrong place fails. With `gradients`, those of all
-    floating inputs are judged too, within `gradient_budget`, for a gradient N(0, 1) that flows in.
+    `golden`, called with the inputs in FP64. Judged are the largest error, the RMSE, the ULPs (2 to the mean of
+    log2(1 + ULPs): small results count as much as large ones), and with several seeds the mean error, signed and away
+    from zero; a NaN or an infinity in a wrong place fails. With `gradients`, those of all floating inputs are judged
+    too, within `gradient_budget`, for a gradient N(0, 1) that flows in.
 
     `inputs` is a tuple of tensors, or a function of `seed`, called with 0 to `seeds` - 1. If it also takes
     `distribution` it is called with each of `distributions`, by default those of `assay.cases.attention.inputs`.

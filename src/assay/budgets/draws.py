@@ -59,10 +59,10 @@ def _check(tensors: object, where: str) -> Tensors:
         got = type(tensors).__name__
         if isinstance(tensors, tuple | list):
             got = f"({', '.join(type(x).__name__ for x in tensors)})"
-        raise ValueError(
-            f"{where} must be a tuple of tensors, got {got}. Bind everything else beforehand: "
-            "lambda q, k, v: f(q, k, v, causal=True)."
-        )
+        what = "Bind everything else beforehand: lambda q, k, v: f(q, k, v, causal=True)."
+        if isinstance(tensors, torch.Tensor):
+            what = "One tensor is given as (x,)."
+        raise ValueError(f"{where} must be a tuple of tensors, got {got}. {what}")
     if not any(x.is_floating_point() for x in tensors):
         raise ValueError(f"{where} must have a floating tensor among them, got {[str(x.dtype) for x in tensors]}.")
     return tuple(tensors)

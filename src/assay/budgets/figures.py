@@ -3,6 +3,10 @@
 Below either error lies a floor: what rounding the golden value once to the output's format may cost, half an ULP at
 most, ULP/√12 in RMSE. No implementation can be asked for less, and a baseline that happens to be exact, or whose
 golden value the format happens to hold, does not ask for it.
+
+Largest error and RMSE are those of the largest results. What happens to the small ones is seen in ULPs. Where large
+numbers cancel a few results are millions of ULPs off, in any implementation, and they alone make the mean; so bits are
+averaged, the logarithm of ULPs.
 """
 
 from __future__ import annotations
@@ -14,8 +18,13 @@ import torch
 
 from assay.budgets.runs import Three
 from assay.formats.dtypes import format_of
+from assay.formats.spec import Format
 from assay.metrics.deviation import Deviation, deviation
 from assay.metrics.ulps import ulp_distance
+
+BITS_OF_ROUNDING = 3 * math.log2(1.5) - 1 / math.log(2)
+"""Mean of log2(1 + ULPs) where nothing but the rounding of the result is wrong, 0 to ½ ULP alike often: 0.31 bits. The
+most it can be is log2 1.5 = 0.58, so the ratio of a result that is rounded right is 2^0.27 = 1.21 at most."""
 
 
 class Errors(NamedTuple):
@@ -29,6 +38,8 @@ class Errors(NamedTuple):
     """Mean of the error away from zero. Truncation is negative here, while its signed errors may cancel."""
     ulp_max: float
     ulp_mean: float
+    bits: float
+    """Mean of log2(1 + ULPs): how many of the last bits are wrong."""
 
 
 class Worst(NamedTuple):
@@ -87,18 +98,30 @@ def measure(three: Three, seed: int | None) -> Measured:
     ulp = ulp_distance(torch.ones_like(finite), finite, unit).reciprocal_()
     at = found.max_index
     return Measured(
-        fn=_errors(found, fn, golden),
-        baseline=_errors(plain, baseline, golden),
-        floor=Errors(ulp.max().item() / 2, math.sqrt(ulp.square().mean().item() / 12), 0.0, 0.0, 0.5, 0.25),
+        fn=_errors(found, fn, golden, unit),
+        baseline=_errors(plain, baseline, golden, unit),
+        floor=Errors(
+            ulp.max().item() / 2, math.sqrt(ulp.square().mean().item() / 12), 0.0, 0.0, 0.5, 0.25, BITS_OF_ROUNDING
+        ),
         numbers=found.count,
         misplaced=found.nonfinite_mismatch,
         worst=Worst(seed, at, fn[at].item(), baseline[at].item(), golden[at].item()),
     )
 
 
-def _errors(found: Deviation, actual: torch.Tensor, golden: torch.Tensor) -> Errors:
+def _errors(found: Deviation, actual: torch.Tensor, golden: torch.Tensor, unit: Format) -> Errors:
+    """Those of nothing, where no number is finite, are NaN."""
     both = actual.isfinite() & golden.isfinite()
     away = ((actual - golden) * golden.sign())[both]
-    outward = away.mean().item() if away.numel() else 0.0
     ulp_max, ulp_mean = found.ulp_max or 0.0, found.ulp_mean or 0.0  # None without a format, but there is one
-    return Errors(found.max, found.rmse, found.bias, outward, ulp_max, ulp_mean)
+    bits = _bits(actual[both], golden[both], unit)
+    return Errors(found.max, found.rmse, found.bias, away.mean().item(), ulp_max, ulp_mean, bits)
+
+
+def _bits(actual: torch.Tensor, golden: torch.Tensor, unit: Format) -> float:
+    """Without results so small that FP64's own error, 2^-53 of the largest, is more than half an ULP of theirs."""
+    if not golden.numel():
+        return math.nan
+    size = golden.abs()
+    kept = size >= 2.0 ** (unit.mantissa + 1 - 53) * size.max()
+    return ulp_distance((actual - golden).abs()[kept], golden[kept], unit).add_(1).log2_().mean().item()

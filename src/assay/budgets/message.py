@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from assay.budgets.figures import Errors
 from assay.budgets.verdict import Judged
 
-_LEGEND = "  (floor: the golden value rounded once; bias: mean error; outward: mean error away from zero)"
+_LEGEND = (
+    "  (floor: the golden value rounded once; bits: how many last bits are wrong, the mean of log2(1 + ULPs);\n"
+    "  bias: mean error; outward: mean error away from zero)"
+)
 _WIDTH = 110
 _SEEDS_SHOWN = 5
 _OTHERS_SHOWN = 8
@@ -34,7 +37,7 @@ def failure(name: str, over: Sequence[Judged], compared: int) -> str:
 
 def table(name: str, judged: Sequence[Judged]) -> str:
     """All ratios, a line for each output and gradient under each distribution."""
-    rows = [["", "inputs", "max", "RMSE", "bias", "outward", "budget", "ULPs: fn", "baseline"]]
+    rows = [["", "inputs", "max", "RMSE", "bits", "bias", "outward", "budget", "ULPs: fn", "baseline"]]
     for j in judged:
         ulps = [f"{x.ulp_max:.3g}" for x in (j.fn, j.baseline)]
         rows.append([j.name, _drawn(j), *_ratios(j), f"{j.budget:g}", *ulps])
@@ -53,19 +56,15 @@ def _drawn(judged: Judged) -> str:
 
 
 def _figures(judged: Judged) -> str:
-    rows = [["", "max", "RMSE", "bias", "outward", "ULPs: max", "mean"]]
-    sources: tuple[tuple[str, Errors], ...] = (
-        ("fn", judged.fn),
-        ("baseline", judged.baseline),
-        ("floor", judged.floor),
-    )
-    for of, errors in sources:
+    rows = [["", "max", "RMSE", "bits", "bias", "outward", "ULPs: max", "mean"]]
+    sources: dict[str, Errors] = {"fn": judged.fn, "baseline": judged.baseline, "floor": judged.floor}
+    for of, errors in sources.items():
         biases = [_bias(*judged.interval(of, figure)) for figure in ("bias", "outward")]
         ulps = [f"{errors.ulp_max:.3g}", f"{errors.ulp_mean:.3g}"]
-        rows.append([of, f"{errors.max:.3g}", f"{errors.rmse:.3g}", *biases, *ulps])
+        rows.append([of, f"{errors.max:.3g}", f"{errors.rmse:.3g}", f"{errors.bits:.3g}", *biases, *ulps])
     verdicts = ["OVER" if check.over else "ok" for check in judged.checks]
     rows.append(["ratio", *_ratios(judged), "", ""])
-    rows.append([f"budget {judged.budget:g}", *_four(verdicts), "", ""])
+    rows.append([f"budget {judged.budget:g}", *_five(verdicts), "", ""])
     text = f"{_where(judged)}\n{_aligned(rows)}\n{_LEGEND}"
     if judged.misplaced:
         text += f"\nNaN or infinite in wrong places: {judged.misplaced} of {judged.numbers} numbers"
@@ -77,12 +76,12 @@ def _bias(mean: float, half: float) -> str:
 
 
 def _ratios(judged: Judged) -> list[str]:
-    return _four([f"{check.ratio:.3g}" for check in judged.checks])
+    return _five([f"{check.ratio:.3g}" for check in judged.checks])
 
 
-def _four(cells: list[str]) -> list[str]:
-    """One set of inputs has two checks; nothing is said about its biases."""
-    return cells + ["–"] * (4 - len(cells))
+def _five(cells: list[str]) -> list[str]:
+    """One set of inputs has three: its biases are not judged."""
+    return cells + ["–"] * (5 - len(cells))
 
 
 def _by_seed(judged: Judged) -> str:
@@ -126,6 +125,11 @@ def _advice(judged: Judged) -> str:
         return (
             "the errors are small but lean to one side and will not average out. Look for truncation instead of "
             "rounding, a biased approximation, a numerator and a denominator that are rounded differently."
+        )
+    if "bits" in over and not over & {"max", "RMSE"}:
+        return (
+            "large results are good, small ones are wrong. Look for small values that become zero, an epsilon that is "
+            "large beside them, an approximation that is good to so many digits after the point, not so many bits."
         )
     if over <= {"max", "bias", "outward"}:
         return (

@@ -1,7 +1,8 @@
 """What the errors come to over the seeds, and which of them is over the budget.
 
-An error is judged by its ratio to the baseline's, or to the floor where that is larger. Seeds are judged together:
-the largest error of all, the RMSE of all, the mean bias with the interval that its spread over the seeds gives.
+An error is judged by its ratio to the baseline's, or to the floor where that is larger; bits by 2 to their difference.
+Seeds are judged together: the largest error of all, the RMSE of all, the mean of the wrong bits, the mean bias with the
+interval that its spread over the seeds gives.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class Check(NamedTuple):
     """One figure against what the baseline allows."""
 
     figure: str
-    """max, RMSE, bias or outward."""
+    """max, RMSE, bits, bias or outward."""
     ratio: float
-    """fn's over the baseline's or the floor's. Of biases: the least that the interval admits over the most."""
+    """fn's over the baseline's or the floor's. Of biases: the least that the interval admits over the most. NaN, which
+    is over any budget, where fn has no finite number."""
     over: bool
 
 
@@ -80,11 +82,15 @@ class Judged:
     def checks(self) -> tuple[Check, ...]:
         """The figures, judged; biases only where several seeds tell them from chance."""
         fn, baseline, floor = self.fn, self.baseline, self.floor
-        ratios = {"max": fn.max / max(baseline.max, floor.max), "RMSE": fn.rmse / max(baseline.rmse, floor.rmse)}
+        ratios = {
+            "max": fn.max / max(baseline.max, floor.max),
+            "RMSE": fn.rmse / max(baseline.rmse, floor.rmse),
+            "bits": 2 ** (fn.bits - max(baseline.bits, floor.bits)),
+        }
         for figure in ("bias", "outward") if len(self.seeds) > 1 else ():
             mean, half = self.interval("fn", figure)
             allowed = [abs(m) + h for m, h in (self.interval("baseline", figure), self.interval("floor", figure))]
-            ratios[figure] = max(0.0, abs(mean) - half) / max(allowed)
+            ratios[figure] = max(abs(mean) - half, 0.0) / max(allowed)  # in this order a NaN stays
         return tuple(Check(figure, ratio, not ratio <= self.budget) for figure, ratio in ratios.items())
 
     @property
@@ -113,6 +119,7 @@ def _pool(each: Iterable[tuple[Errors, int]]) -> Errors:
         mean(e.outward for e in errors),
         max(e.ulp_max for e in errors),
         mean(e.ulp_mean for e in errors),
+        mean(e.bits for e in errors),
     )
 
 

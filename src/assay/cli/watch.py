@@ -64,7 +64,7 @@ def _load(name: str, prompts: list[str], attention: str, dtype: str, device: str
 
         register_transformers()
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
+    config = _config(transformers, name)
     decoder = any("CausalLM" in kind or "LMHead" in kind for kind in config.architectures or ())
     family = transformers.AutoModelForCausalLM if decoder else transformers.AutoModel
     network = family.from_pretrained(
@@ -76,6 +76,24 @@ def _load(name: str, prompts: list[str], attention: str, dtype: str, device: str
     inputs = tokens(prompts, return_tensors="pt", padding=len(prompts) > 1).to(device)
     found: Any = network
     return found.to(device).eval(), inputs
+
+
+def _config(transformers: Any, name: str) -> Any:
+    """Of a model that is there, and that one forward pass over a prompt makes sense for."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
+    except OSError as error:
+        raise ValueError(
+            "--model must be a folder with a transformers model (config.json, weights, tokenizer), or the name of one "
+            f"that is on this disk, for nothing is downloaded; no model was found at {name}. Give its folder."
+        ) from error
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"--model must be a decoder (Llama, GPT-2, …) or an encoder (BERT, …); {name} is an encoder-decoder "
+            f"({config.model_type}), which reads a prompt and an answer. Watch it in Python: "
+            "`with assay.watch(model): model(**inputs, labels=…)`."
+        )
+    return config
 
 
 def _run(network: nn.Module, inputs: Any) -> None:

@@ -83,7 +83,7 @@ def flash_attention(  # type: ignore[misc]
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
         bias = checks.check_bias(bias, q, k)
     special = (left, softcap, alibi_slopes, sinks, rotary, cu_seqlens_q, cu_seqlens_k, numerics)
-    plain = not (return_lse or dropout_p) and all(x is None for x in special)
+    plain = not return_lse and dropout_p == 0 and all(x is None for x in special)
     if plain and cpu_plain.takes(q, k, v, right, bias):
         return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
     cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)

@@ -18,8 +18,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Shapes, dtypes and devices of the three."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name} must be a torch tensor, got {type(x).__name__}. Use torch.as_tensor.")
+        check_dense(name, x)
         if x.dim() != 4:
             raise ValueError(
                 f"{name} must have the shape (batch, heads, length, head dimension), got {tuple(x.shape)}. "
@@ -54,8 +53,27 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
 
 
+def check_dense(name: str, x: object) -> None:
+    """A tensor whose elements lie at strides."""
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name} must be a torch tensor, got {type(x).__name__}. Use torch.as_tensor.")
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else x.layout
+        raise ValueError(
+            f"{name} must be a dense tensor, got {kind}. Use .to_dense() of a sparse one; sequences of several lengths "
+            "are packed (cu_seqlens of flash_attention)."
+        )
+
+
+def check_flag(name: str, value: object) -> None:
+    """True or False; of what else Python takes for true, "no" is."""
+    if value not in (True, False):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
 def check_window(window: Window | None, causal: bool) -> Window:
     """The window's sides, None where there is no limit; causal limits the right one to 0."""
+    check_flag("causal", causal)
     if window is None:
         return None, 0 if causal else None
     if not isinstance(window, tuple | list) or len(window) != 2:
@@ -82,16 +100,16 @@ def check_number(name: str, value: object, least: float, most: float) -> None:
         raise ValueError(f"{name} must be a number, {limits}; got {value!r}.")
 
 
-def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor, name: str = "bias") -> torch.Tensor:
     """Four-dimensional, of q's batch, heads, queries and keys, or 1 in place of any."""
     shape = (*q.shape[:3], k.shape[2])
-    _check_tensor("bias", bias, q.device)
+    _check_tensor(name, bias, q.device)
     if bias.dtype != torch.bool and not bias.dtype.is_floating_point:
-        raise ValueError(f"bias must be float (added) or bool (True = seen), got {bias.dtype}.")
+        raise ValueError(f"{name} must be float (added) or bool (True = seen), got {bias.dtype}.")
     missing = 4 - bias.dim()
     full = (1,) * missing + tuple(bias.shape)
     if missing < 0 or any(size != 1 and size != want for size, want in zip(full, shape, strict=True)):
-        raise ValueError(f"bias must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(bias.shape)}.")
+        raise ValueError(f"{name} must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(bias.shape)}.")
     return bias.reshape(full)
 
 
@@ -144,7 +162,7 @@ def check_packing(
 
 
 def check_boundaries(name: str, cu: torch.Tensor, total: int) -> None:
-    """From 0, never falling, to the packed length. A version of a tensor is read once: that waits for the GPU.
+    """From 0, never falling, to the packed length. On CUDA a version of a tensor is read once: it waits for the GPU.
 
     While a CUDA graph is captured nothing can be read; what is replayed is not checked.
     """
@@ -217,8 +235,8 @@ def check_cache_values(
 ) -> None:
     """Lengths of 0 to the capacity, and pages that exist wherever a sequence has keys.
 
-    A version of a tensor is read once: that waits for the GPU. While a CUDA graph is captured nothing can be read;
-    what is replayed is not checked.
+    On CUDA a version of a tensor is read once: it waits for the GPU. While a CUDA graph is captured nothing can be
+    read; what is replayed is not checked.
     """
     given = lengths if lengths is not None else table
     if given is None or (given.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -244,17 +262,22 @@ _READ: dict[int, tuple[weakref.ref[torch.Tensor], int, int | None, list[int]]] =
 def _read_once(x: torch.Tensor, pages: int | None) -> list[int]:
     """The values of x; with `pages`, how many entries of each row come before the first that is not one of so many.
 
-    A tensor made in inference mode has no version: it is read every time. The key is an id, since tensors compare
-    element by element; the reference tells whether the tensor of that id is still the same.
+    On the CPU x is read every time, which waits for nothing: what `x.data` and `x.numpy()` write leaves the version as
+    it is. So is a tensor made in inference mode, which has none. The key is an id, since tensors compare element by
+    element; the reference tells whether the tensor of that id is still the same.
     """
+    if not x.is_cuda:
+        return _read(x, pages)
     version = -1 if x.is_inference() else x._version
     known = _READ.get(id(x))
     if known is not None and version >= 0 and known[0]() is x and known[1:3] == (version, pages):
         return known[3]
-    if pages is None:
-        values: list[int] = x.tolist()
-    else:
-        values = ((x >= 0) & (x < pages)).int().cumprod(1).sum(1).tolist()
-    key = id(x)
+    values, key = _read(x, pages), id(x)
     _READ[key] = (weakref.ref(x, lambda _: _READ.pop(key, None)), version, pages, values)
     return values
+
+
+def _read(x: torch.Tensor, pages: int | None) -> list[int]:
+    values = x if pages is None else ((x >= 0) & (x < pages)).int().cumprod(1).sum(1)
+    read: list[int] = values.tolist()
+    return read

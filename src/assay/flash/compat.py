@@ -7,7 +7,7 @@ heads, head dimension).
 
 What differs: every head dimension up to 256, all float dtypes, pages of any size and the CPU are taken; mistakes raise
 ValueError; with `return_attn_probs` the third result is None, not the probabilities, which are never in memory; the LSE
-of a row that sees no key is −inf, not +inf; `cu_seqlens` end with the packed length, no padding behind it.
+of a row that sees no key is −inf, not +inf; rows behind the end of `cu_seqlens` give 0, and compiled code refuses them.
 Results are typed `Any`, as those of the package are not typed: what they are depends on the arguments.
 """
 
@@ -20,7 +20,18 @@ from torch import Tensor
 
 from assay.flash.attention import flash_attention
 from assay.flash.compat_cache import Cache, attend_with_new
-from assay.flash.decode import attention_with_cache
+from assay.flash.compat_checks import (
+    DENSE,
+    PACKED,
+    check_boundaries,
+    check_dim,
+    check_indices,
+    check_whole,
+    check_window_size,
+    used,
+    values,
+)
+from assay.flash.compat_packed import attend_packed, attend_pages
 from assay.flash.rotary import Rotary, rotated
 
 __all__ = [
@@ -36,9 +47,6 @@ __all__ = [
     "pad_input",
     "unpad_input",
 ]
-
-_DENSE = "(batch, length, heads, head dimension)"
-_PACKED = "(all lengths, heads, head dimension)"
 
 
 def flash_attn_func(
@@ -64,7 +72,7 @@ def flash_attn_func(
         softmax_scale: Of the scores; None: 1/√(head dimension).
         causal: Hide later keys.
         window_size: Keys at most so far before and after a query's position; −1: no limit.
-        softcap: Scores become softcap · tanh(scores / softcap); 0: they stay.
+        softcap: Scores become softcap · tanh(scores / softcap); 0 or less: they stay.
         alibi_slopes: (heads,) or (batch, heads): −slope · distance is added to the scores.
         deterministic: Gradients have the same bits every time.
         return_attn_probs: Return (out, softmax_lse (batch, heads, length), None) in place of out.
@@ -132,9 +140,9 @@ def flash_attn_varlen_func(
         q: (all lengths, heads, head dimension).
         k: (all lengths, KV heads, head dimension); with `block_table` (pages, page size, KV heads, head dimension).
         v: As k.
-        cu_seqlens_q: (sequences + 1,) int32: where the queries of each sequence begin, and the total.
+        cu_seqlens_q: (sequences + 1,) int32: where the queries of each sequence begin, and where the last one ends.
         cu_seqlens_k: The same for the keys.
-        max_seqlen_q: The longest sequence's queries; only used with `block_table`.
+        max_seqlen_q: The longest sequence's queries, or more; only used with `block_table`.
         max_seqlen_k: Not used.
         dropout_p: See `flash_attn_func`, also for what follows.
         softmax_scale: Of the scores.
@@ -148,14 +156,15 @@ def flash_attn_varlen_func(
             all sequences have max_seqlen_q queries and there is no gradient and no dropout; else they are copied first.
     """
     scores = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    if block_table is not None:
-        _check_dim("q", q, 3, _PACKED)
-        equal = max_seqlen_q * (len(cu_seqlens_q) - 1) == len(q)
-        if equal and dropout_p == 0 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
-            return _equal_lengths(q, k, v, cu_seqlens_k, block_table, return_attn_probs, scores)
-        k, v = _unpaged(k, v, cu_seqlens_k, block_table)
-    options = scores | {"dropout_p": dropout_p, "deterministic": deterministic}
-    return _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, **options)
+    if block_table is None:
+        options = scores | {"dropout_p": dropout_p, "deterministic": deterministic}
+        out, lse = attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    else:
+        most = check_whole("max_seqlen_q", max_seqlen_q)
+        out, lse = attend_pages(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, most, block_table, dropout_p, deterministic, scores
+        )
+    return (out, lse, None) if return_attn_probs else out
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -178,7 +187,8 @@ def flash_attn_varlen_kvpacked_func(
     k, v = _parts("kv", kv, 2, 4, "(all lengths, 2, KV heads, head dimension)")
     options = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"dropout_p": dropout_p, "deterministic": deterministic}
-    return _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, **options)
+    out, lse = attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    return (out, lse, None) if return_attn_probs else out
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -198,7 +208,8 @@ def flash_attn_varlen_qkvpacked_func(
     q, k, v = _parts("qkv", qkv, 3, 4, "(all lengths, 3, heads, head dimension)")
     options = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"dropout_p": dropout_p, "deterministic": deterministic}
-    return _packed(q, k, v, cu_seqlens, cu_seqlens, return_attn_probs, **options)
+    out, lse = attend_packed(q, k, v, cu_seqlens, cu_seqlens, **options)
+    return (out, lse, None) if return_attn_probs else out
 
 
 def flash_attn_with_kvcache(
@@ -236,20 +247,20 @@ def flash_attn_with_kvcache(
         rotary_sin: As rotary_cos.
         cache_seqlens: (batch,) int32 or one number: how many keys each sequence has, before k; None: the cache is full.
         cache_batch_idx: (batch,): which row of the cache a sequence has; None: 0, 1, …
-        cache_leftpad: (batch,): where in its row a sequence begins; None: 0. Positions for rotary count from the row's
-            beginning.
+        cache_leftpad: (batch,): where in its row a sequence begins, at its end with k at most; None: 0. Positions for
+            rotary count from the row's beginning.
         block_table: (batch, pages of a sequence) int32. Excludes the two above.
         softmax_scale: Of the scores; None: 1/√(head dimension).
         causal: Hide later keys; the last query stands beside the last key.
         window_size: (left, right); −1: no limit.
-        softcap: Of the scores; 0: none.
+        softcap: Of the scores; 0 or less: none.
         rotary_interleaved: Pairs are (0, 1), (2, 3), …; else (0, half), (1, half + 1), …
         alibi_slopes: (heads,) or (batch, heads).
         num_splits: Into how many shares the keys are cut; 0: by the size of the GPU.
         return_softmax_lse: Return (out, softmax_lse (batch, heads, length)) in place of out.
     """
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        _check_dim(name, x, 4, _DENSE)
+        check_dim(name, x, 4, DENSE)
     rotary = None
     if rotary_cos is not None or rotary_sin is not None:
         if rotary_cos is None or rotary_sin is None:
@@ -280,22 +291,29 @@ def apply_rotary_emb(
         interleaved: Pairs are (0, 1), (2, 3), …; else (0, half), (1, half + 1), …
         inplace: Write the result to x, and return that.
         seqlen_offsets: (sequences,) or one number: the position of each sequence's first row.
-        cu_seqlens: (sequences + 1,) int32: where each packed sequence begins, and the total.
+        cu_seqlens: (sequences + 1,) int32: where each packed sequence begins, and where the last one ends; rows behind
+            it stay as they are.
         max_seqlen: Not used.
     """
     rotary = Rotary(cos, sin, interleaved)
     if cu_seqlens is None:
-        _check_dim("x", x, 4, _DENSE)
+        check_dim("x", x, 4, DENSE)
         out = rotated(x.transpose(1, 2), rotary, seqlen_offsets).transpose(1, 2)
     else:
-        _check_dim("x", x, 3, f"{_PACKED} with cu_seqlens")
+        check_dim("x", x, 3, f"{PACKED} with cu_seqlens")
+        check_boundaries("cu_seqlens", cu_seqlens, x.device)
         cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
-        out = rotated(x.transpose(0, 1)[None], rotary, seqlen_offsets, cu_seqlens)[0].transpose(0, 1)
+        part = used(x, values(cu_seqlens))
+        out = rotated(part.transpose(0, 1)[None], rotary, seqlen_offsets, cu_seqlens)[0].transpose(0, 1)
+        if len(part) < len(x):
+            out = torch.cat((out, x[len(part) :]))
     return x.copy_(out) if inplace else out
 
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
     """The rows of `input` that `indices` name; differentiable."""
+    _check_rows("input", input, 1, "(rows, …)")
+    check_indices(indices, len(input), input.device)
     return input.index_select(0, indices)
 
 
@@ -313,30 +331,38 @@ def unpad_input(
         The tokens one after the other, (tokens, …); their places in the flattened batch; cu_seqlens (batch + 1,) int32;
         the longest sequence; and how many tokens each sequence uses, (batch,) int32.
     """
-    used = attention_mask != 0
-    kept = used if unused_mask is None else used | (unused_mask != 0)
+    _check_rows("hidden_states", hidden_states, 2, "(batch, length, …)")
+    _check_mask("attention_mask", attention_mask, hidden_states)
+    if unused_mask is not None:
+        _check_mask("unused_mask", unused_mask, hidden_states)
+    counted = attention_mask != 0
+    kept = counted if unused_mask is None else counted | (unused_mask != 0)
     lengths = kept.sum(-1, dtype=torch.int32)
     indices = kept.flatten().nonzero().flatten()
     cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    tokens = index_first_axis(hidden_states.flatten(0, 1), indices)
-    return tokens, indices, cu_seqlens, int(lengths.max()), used.sum(-1, dtype=torch.int32)
+    tokens = hidden_states.flatten(0, 1).index_select(0, indices)
+    return tokens, indices, cu_seqlens, int(lengths.max()), counted.sum(-1, dtype=torch.int32)
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Put tokens (tokens, …) back to their places in (batch, length, …), with 0 everywhere else."""
-    rows, shape = batch * seqlen, hidden_states.shape[1:]
-    return hidden_states.new_zeros(rows, *shape).index_copy(0, indices, hidden_states).view(batch, seqlen, *shape)
+    _check_rows("hidden_states", hidden_states, 1, "(tokens, …)")
+    rows, shape = check_whole("batch", batch) * check_whole("seqlen", seqlen), hidden_states.shape[1:]
+    check_indices(indices, rows, hidden_states.device, len(hidden_states))
+    padded = hidden_states.new_zeros(rows, *shape).index_copy(0, indices.long(), hidden_states)
+    return padded.view(batch, seqlen, *shape)
 
 
 def _scores(
     scale: float | None, causal: bool, window: tuple[int, int], softcap: float, slopes: Tensor | None
 ) -> dict[str, Any]:
-    """These options as our functions take them: None in place of −1 and 0."""
-    left, right = (None if side < 0 else side for side in window)
+    """These options as our functions take them: None in place of −1 and of a softcap that is not above 0."""
+    if isinstance(softcap, int | float) and softcap <= 0:
+        softcap = 0.0
     return {
         "scale": scale,
         "causal": causal,
-        "window": None if left is None and right is None else (left, right),
+        "window": check_window_size(window),
         "softcap": softcap or None,
         "alibi_slopes": slopes,
     }
@@ -344,55 +370,35 @@ def _scores(
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, probabilities: bool, **options: Any) -> Any:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_dim(name, x, 4, _DENSE)
+        check_dim(name, x, 4, DENSE)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = flash_attention(q, k, v, return_lse=True, **options)
     return (out.transpose(1, 2), lse, None) if probabilities else out.transpose(1, 2)
 
 
-def _packed(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, probabilities: bool, **options: Any) -> Any:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_dim(name, x, 3, _PACKED)
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out, lse = flash_attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, return_lse=True, **options)
-    out = out[0].transpose(0, 1)
-    return (out, lse[0], None) if probabilities else out
-
-
-def _equal_lengths(
-    q: Tensor, k: Tensor, v: Tensor, cu_k: Tensor, table: Tensor, probabilities: bool, scores: dict[str, Any]
-) -> Any:
-    """Packed queries of sequences that have as many each, over pages."""
-    batch = len(cu_k) - 1
-    queries = q.unflatten(0, (batch, len(q) // batch)).transpose(1, 2)
-    lengths, keys, values = cu_k.diff().to(torch.int32), k.transpose(1, 2), v.transpose(1, 2)
-    out, lse = attention_with_cache(
-        queries, keys, values, lengths=lengths, block_table=table, return_lse=True, **scores
-    )
-    out = out.transpose(1, 2).flatten(0, 1)
-    return (out, lse.transpose(0, 1).flatten(1), None) if probabilities else out
-
-
-def _unpaged(k: Tensor, v: Tensor, cu_k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of all sequences one after the other, out of their pages."""
-    for name, x in (("k", k), ("v", v)):
-        _check_dim(name, x, 4, "(pages, page size, KV heads, head dimension) with block_table")
-    row = torch.arange(int(cu_k[-1]), device=k.device)
-    sequence = torch.bucketize(row, cu_k[1:], right=True)  # how many end before it
-    place = row - cu_k[sequence]
-    page = table[sequence, place // k.shape[1]].long()
-    return k[page, place % k.shape[1]], v[page, place % k.shape[1]]
-
-
 def _parts(name: str, x: Tensor, count: int, dims: int, shape: str) -> tuple[Tensor, ...]:
     """What was stacked in the third dimension from the end; its gradient is stacked again in one go."""
-    _check_dim(name, x, dims, shape)
+    check_dim(name, x, dims, shape)
     if x.shape[-3] != count:
         raise ValueError(f"{name} must have the shape {shape}, got {tuple(x.shape)}.")
     return x.unbind(-3)
 
 
-def _check_dim(name: str, x: Tensor, dims: int, shape: str) -> None:
-    if not isinstance(x, Tensor) or x.dim() != dims:
+def _check_rows(name: str, x: object, least: int, shape: str) -> None:
+    if not isinstance(x, Tensor) or x.dim() < least:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must have the shape {shape}, got {got}.")
+        raise ValueError(f"{name} must be a tensor of shape {shape}, got {got}.")
+
+
+def _check_mask(name: str, mask: object, hidden_states: Tensor) -> None:
+    """Of the batch and length of the hidden states, on their device; not of an empty batch."""
+    shape = tuple(hidden_states.shape[:2])
+    check_dim(name, mask, 2, f"(batch, length) = {shape}")
+    assert isinstance(mask, Tensor)
+    if tuple(mask.shape) != shape or mask.device != hidden_states.device:
+        raise ValueError(
+            f"{name} must have the batch and length of hidden_states, {shape} on {hidden_states.device}; "
+            f"got {tuple(mask.shape)} on {mask.device}."
+        )
+    if shape[0] == 0:
+        raise ValueError("hidden_states must have a batch of at least 1, got 0: there is no longest sequence.")

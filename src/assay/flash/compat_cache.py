@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from assay.flash import checks
+from assay.flash.compat_checks import check_dim, check_integers, readable, values
 from assay.flash.decode import attention_with_cache, checked_options
-from assay.flash.rotary import Rotary, rotated
+from assay.flash.rotary import Rotary, check_rotary, rotated
 
 
 class Cache:
@@ -28,6 +29,9 @@ class Cache:
                 "block_table excludes cache_batch_idx and cache_leftpad: put the pages of those sequences into the "
                 "table, and begin each with a page of its own."
             )
+        for name, x in (("cache_batch_idx", rows), ("cache_leftpad", leftpad)):
+            if x is not None:
+                check_integers(name, x, f"(batch,) = ({batch},)", k.device, batch)
         self.k, self.v, self.paged = k, v, table is not None
         if table is None and rows is None:
             self.k, self.v = k[:batch], v[:batch]  # a cache may have room for more sequences
@@ -83,15 +87,16 @@ def attend_with_new(
     _check_no_gradient(q, k, v, cache.k, cache.v)
     checks.check_cache(q.transpose(1, 2), cache.k.transpose(1, 2), cache.v.transpose(1, 2), cache.table)
     checked_options(q.transpose(1, 2), **scores, splits=splits)  # refused before anything is written
-    if isinstance(lengths, Tensor):
-        lengths = lengths.to(torch.int32)
+    lengths = _check_lengths(lengths, cache, q.shape[0])
     if k is not None or v is not None:
         q, lengths = _append(q, k, v, cache, lengths, rotary, in_order=scores["causal"] or scores["window"] is not None)
     elif rotary is not None:
         raise ValueError("rotary_cos and rotary_sin need k and v: what is in the cache has its position already.")
-    keys, values, lengths, table = cache.read(cache.capacity if lengths is None else lengths)
+    elif cache.leftpad is not None:
+        _check_values(cache.capacity if lengths is None else lengths, 0, cache, q.shape[0])
+    k_all, v_all, lengths, table = cache.read(cache.capacity if lengths is None else lengths)
     out, lse = attention_with_cache(
-        q.transpose(1, 2), keys, values, lengths=lengths, block_table=table, splits=splits, return_lse=True, **scores
+        q.transpose(1, 2), k_all, v_all, lengths=lengths, block_table=table, splits=splits, return_lse=True, **scores
     )
     return out.transpose(1, 2), lse
 
@@ -113,17 +118,19 @@ def _append(
     if lengths is None:
         raise ValueError("k and v need cache_seqlens: how many keys each sequence has, after which they are written.")
     if rotary is not None:
+        check_rotary(rotary, q.shape[3], q.device)
         if rotary.cos.shape[0] < cache.capacity:
             raise ValueError(
                 f"rotary_cos and rotary_sin must have a row for every position in the cache, {cache.capacity}, "
                 f"got {rotary.cos.shape[0]}. Compute longer tables."
             )
+    filled = lengths + k.shape[1]
+    _check_values(filled, k.shape[1], cache, q.shape[0])
+    if rotary is not None:
         k = rotated(k.transpose(1, 2), rotary, lengths).transpose(1, 2)
         # Without an order all the queries stand at the first new position: rows of one sequence, if told as heads.
         rows = q if in_order else q.flatten(1, 2)[:, None]
         q = rotated(rows.transpose(1, 2), rotary, lengths).transpose(1, 2).reshape(q.shape)
-    filled = lengths + k.shape[1]
-    _check_room(filled, cache, q)
     cache.append(k, v, lengths)
     return q, filled
 
@@ -133,7 +140,8 @@ def _check_new(k: Tensor | None, v: Tensor | None, cache: Cache, batch: int) -> 
     if k is None or v is None:
         raise ValueError("k and v must be given together, or neither: a key in the cache has a value.")
     for name, x, held in (("k", k, cache.k), ("v", v, cache.v)):
-        if x.dim() != 4 or (x.shape[0], *x.shape[2:]) != (batch, *held.shape[2:]) or x.shape[1] != k.shape[1]:
+        check_dim(name, x, 4, "(batch, new keys, KV heads, head dimension)")
+        if (x.shape[0], *x.shape[2:]) != (batch, *held.shape[2:]) or x.shape[1] != k.shape[1]:
             raise ValueError(
                 f"{name} must be (batch, new keys, KV heads, head dimension) = ({batch}, {k.shape[1]}, "
                 f"{held.shape[2]}, {held.shape[3]}), got {tuple(x.shape)}."
@@ -145,15 +153,50 @@ def _check_new(k: Tensor | None, v: Tensor | None, cache: Cache, batch: int) -> 
             )
 
 
-def _check_room(filled: Tensor | int, cache: Cache, q: Tensor) -> None:
-    """That the new keys fit, before they are written. Traced code cannot look; there the indexing itself refuses."""
-    lengths, longest = checks.check_lengths(filled, q, cache.capacity)
-    if not torch.compiler.is_compiling():
-        checks.check_cache_values(lengths, cache.table, longest, cache.k.shape[0], cache.page)
+def _check_lengths(lengths: Tensor | int | None, cache: Cache, batch: int) -> Tensor | int | None:
+    """As int32, a number or None; a tensor's values are checked before they are used."""
+    if isinstance(lengths, Tensor):
+        check_integers("cache_seqlens", lengths, f"(batch,) = ({batch},)", cache.k.device, batch)
+        return lengths.to(torch.int32)
+    if lengths is not None and (isinstance(lengths, bool) or not isinstance(lengths, int)):
+        raise ValueError(
+            f"cache_seqlens must be an int32 tensor of shape (batch,) = ({batch},) or a whole number, got {lengths!r}."
+        )
+    return lengths
+
+
+def _check_values(filled: Tensor | int, new: int, cache: Cache, batch: int) -> None:
+    """Before anything is written: that lengths are not below 0, the new keys fit, and sequences begin before they end.
+
+    Of tensors, traced code and a CUDA graph that is captured cannot look at the values.
+    """
+    if isinstance(filled, int):
+        _check_room(filled, new, cache.capacity, "")
+    if not readable(cache.k):
+        return
+    counts = [filled] * batch if isinstance(filled, int) else values(filled) or []
+    for b, count in enumerate(counts):
+        _check_room(count, new, cache.capacity, f" for sequence {b}")
+    first = [] if cache.leftpad is None else values(cache.leftpad) or []
+    for b, (start, count) in enumerate(zip(first, counts, strict=False)):
+        if not 0 <= start <= count:
+            raise ValueError(
+                f"cache_leftpad must be 0 to the length of its sequence with k, {count}, got {start} for sequence {b}."
+            )
+    if new:
+        checks.check_cache_values(torch.tensor(counts), cache.table, cache.capacity, cache.k.shape[0], cache.page)
+
+
+def _check_room(filled: int, new: int, capacity: int, where: str) -> None:
+    if not new <= filled <= capacity:
+        raise ValueError(
+            f"cache_seqlens must be 0 to {capacity - new}: the cache has a capacity of {capacity}, and {new} keys are "
+            f"new; got {filled - new}{where}. Take a larger cache (with block_table: a wider table), or fewer keys."
+        )
 
 
 def _check_no_gradient(*inputs: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
         raise ValueError(
             "flash_attn_with_kvcache has no gradient, and an input requires one. Use flash_attn_func, or call it "
             "within torch.no_grad()."

@@ -8,6 +8,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from assay.flash.cpu_aten import ROWS
+from assay.flash.library import in_forward_mode
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -15,16 +16,16 @@ _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | None = None) -> bool:
     """Whether SDPA computes softmax(scale · q·kᵀ + bias)·v for these as well as our path does.
 
-    Its causal mask begins at the top left, which is ours only for as many queries as keys; in bf16 its backward sums
-    dK and dV up in bf16, over blocks of rows and over a group's heads; in fp16 it is slow; it takes no empty tensors,
-    and one head dimension. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in
-    a hidden key reaches every row, so there the keys are looked at.
+    Its causal mask begins at the top left, as the drop-in's does, and ours for as many queries as keys; in bf16 its
+    backward sums dK and dV up in bf16, over blocks of rows and over a group's heads; in fp16 it is slow; it takes no
+    empty tensors, and one head dimension. It takes a mask or a bias without a gradient, not together with causal; under
+    it a NaN in a hidden key reaches every row, so there the keys are looked at.
     """
     if q.device.type != "cpu" or q.shape[3] != v.shape[3] or not (q.shape[2] and k.shape[2] and q.shape[0]):
         return False
-    if right is not None and (right != 0 or q.shape[2] != k.shape[2]):
+    if right is not None and right != q.shape[2] - k.shape[2]:
         return False
-    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1 or in_forward_mode():
         return False
     if q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and _recorded(q, k, v) and not _short(q, k)):
         return False
@@ -46,6 +47,8 @@ def attend(
     """The output, by the kernel behind SDPA: which one that is must not depend on the caller's switches."""
     if bias is not None and bias.dtype == torch.bool:
         bias = torch.zeros((), dtype=q.dtype).where(bias, -torch.inf)
+    if right is not None and right < 0:  # keys that no query sees, whose NaN would reach the last rows
+        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
     out: Tensor = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
     return out
 

@@ -8,10 +8,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from assay.flash import checks, cpu
 from assay.flash.call import Call
-from assay.flash.library import operator
+from assay.flash.library import in_forward_mode, operator
 from assay.flash.tuning import Tile
 
 _LOG2_E = 1.4426950408889634
@@ -88,8 +89,8 @@ def attention_with_cache(
         batch_invariant: A sequence's result has the same bits whatever else is in the batch.
 
     Rows that see no key give 0 and an LSE of −inf (or the sink). The values of `lengths` and `block_table` are checked
-    once for each version of the tensors, which waits for the GPU; within torch.inference_mode, where tensors have no
-    version, every time; never while a CUDA graph is captured.
+    at every call on the CPU; on CUDA once for each version of the tensors, which waits for the GPU; within
+    torch.inference_mode, where tensors have no version, every time; never while a CUDA graph is captured.
     """
     checks.check_cache(q, k_cache, v_cache, block_table)
     _check_no_gradient(q, k_cache, v_cache, sinks)
@@ -348,6 +349,19 @@ def _check_no_gradient(*inputs: Tensor | None) -> None:
             "attention_with_cache has no gradient, and an input requires one. Use flash_attention, or call it within "
             "torch.no_grad()."
         )
+    if in_forward_mode() and any(x is not None and _in_forward_mode(x) for x in inputs):
+        raise NotImplementedError(
+            "attention_with_cache has no forward-mode derivative (torch.func.jvp, jacfwd; dual tensors), and an input "
+            "is differentiated so. Compute attention in plain torch operations (softmax(q @ k.mT * scale) @ v)."
+        )
+
+
+def _in_forward_mode(x: Tensor) -> bool:
+    """Whether x is a dual tensor, or torch.func.jvp made it: at which of its levels cannot be told from here."""
+    functorch = torch._C._functorch
+    while functorch.is_batchedtensor(x):
+        x = functorch.get_unwrapped(x)
+    return functorch.is_gradtrackingtensor(x) or forward_ad.unpack_dual(x).tangent is not None
 
 
 def _check_scores(scale: float | None, softcap: float | None, dim: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 _LIBRARY = torch.library.Library("assay", "FRAGMENT")
 
@@ -65,8 +66,30 @@ def _recorded(
             return *backward(ctx, *gradients), None
 
     def call(keys: Any, *arguments: Any) -> Any:
+        if in_forward_mode():
+            _refuse_tangents(op.name(), arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            if torch._C._are_functorch_transforms_active():
+                raise NotImplementedError(
+                    f"{op.name()} has no gradient within torch.func.grad, vjp and jacrev: give the inputs "
+                    "requires_grad=True and call backward or torch.autograd.grad."
+                )
             return Recorded.apply(*arguments, keys)
         return run(keys, arguments)
 
     return call
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may carry tangents: within torch.func.jvp, jacfwd and forward_ad.dual_level."""
+    return forward_ad._current_level >= 0
+
+
+def _refuse_tangents(name: str, arguments: tuple[Any, ...]) -> None:
+    """What runs below autograd drops tangents: the derivative would be 0 and nobody told."""
+    if any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
+        raise NotImplementedError(
+            f"{name} has no forward-mode derivative (torch.func.jvp, jacfwd, hessian; dual tensors), and an input "
+            "carries a tangent: call backward or torch.autograd.grad, or compute attention in plain torch operations "
+            "(softmax(q @ k.mT * scale) @ v)."
+        )

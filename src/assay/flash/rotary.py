@@ -12,6 +12,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from assay.flash.checks import check_boundaries
 from assay.flash.library import operator
 
+_WHOLE = (torch.int32, torch.int64)
+
 
 class Rotary(NamedTuple):
     """Angles by position; the first 2·(their width) dimensions of a head are rotated, the others left."""
@@ -46,6 +48,8 @@ def rotated(x: Tensor, rotary: Rotary, offset: Tensor | int = 0, cu_seqlens: Ten
     The offset is one for all sequences or one for each. On CUDA a tensor of them is not looked at: rows beyond the
     tables become NaN.
     """
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"What is rotated must be float, got {x.dtype}. Cast it with .to.")
     check_rotary(rotary, x.shape[3], x.device)
     sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     offsets = _check_offset(offset, sequences, x, rotary, cu_seqlens)
@@ -152,7 +156,7 @@ def _check_offset(
 ) -> Tensor | None:
     """(sequences,) int32 on the device of x; None: 0."""
     if isinstance(offset, Tensor):
-        if tuple(offset.shape) != (sequences,) or offset.device != x.device or offset.is_floating_point():
+        if tuple(offset.shape) != (sequences,) or offset.device != x.device or offset.dtype not in _WHOLE:
             raise ValueError(
                 f"Offsets must be int32 of shape (sequences,) = ({sequences},) on {x.device}, "
                 f"got {offset.dtype} {tuple(offset.shape)} on {offset.device}."
@@ -227,9 +231,11 @@ _LONGEST = WeakTensorKeyDictionary()
 def _longest(cu_seqlens: Tensor) -> int:
     """The longest packed sequence; 0 while a CUDA graph is captured, when nothing can be read.
 
-    A version of a tensor is looked at once: that waits for the GPU. One made in inference mode has no version.
+    On CUDA a version of a tensor is looked at once: it waits for the GPU. One made in inference mode has no version.
     """
-    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+    if not cu_seqlens.is_cuda:
+        return int(cu_seqlens.diff().amax())
+    if torch.cuda.is_current_stream_capturing():
         return 0
     version = -1 if cu_seqlens.is_inference() else cu_seqlens._version
     known: tuple[int, int] | None = _LONGEST.get(cu_seqlens)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.flash import cpu_plain
 from assay.flash.attention import attend, checked_scale, in_autocast_dtype
-from assay.flash.checks import check_bias, check_qkv
+from assay.flash.checks import check_bias, check_dense, check_flag, check_qkv
 
 
 def scaled_dot_product_attention(
@@ -28,10 +28,17 @@ def scaled_dot_product_attention(
     (top-left; `flash_attention` counts from the last); `attn_mask` is bool (False hides) or float (added), and a float
     one has a gradient; any number of leading dimensions.
     """
-    query, key, value = in_autocast_dtype(query, key, value)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_dense(name, x)
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal=True exclude each other: put the causal mask into attn_mask.")
-    leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]) if query.dim() > 2 else ()
+    if dropout_p == 1:
+        kept = scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+        return torch.dropout(kept, 1.0, train=True)
+    query, key, value = in_autocast_dtype(query, key, value)
+    leading = _leading(query, key, value)
     q, k, v = (_four_dimensional(x, leading) for x in (query, key, value))
     if not enable_gqa and not q.shape[1] == k.shape[1] == v.shape[1]:
         heads = max(q.shape[1], k.shape[1], v.shape[1])
@@ -42,30 +49,49 @@ def scaled_dot_product_attention(
             )
     check_qkv(q, k, v)
     right = q.shape[2] - k.shape[2] if is_causal else None
-    bias = None if attn_mask is None else check_bias(_mask(attn_mask, leading), q, k)
-    if not dropout_p and cpu_plain.takes(q, k, v, right, bias):
+    bias = None if attn_mask is None else check_bias(_mask(attn_mask, leading), q, k, "attn_mask")
+    if dropout_p == 0 and cpu_plain.takes(q, k, v, right, bias):
         out = cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
     else:
         out, _ = attend(q, k, v, left=None, right=right, scale=scale, bias=bias, dropout_p=dropout_p)
-    if query.dim() == 4 and out.shape[0] == query.shape[0]:
+    dims = max(query.dim(), key.dim(), value.dim())
+    if dims == 4 and out.shape[0] == query.shape[0]:
         return out
-    return out.reshape(*leading, *out.shape[2 if query.dim() == 2 else 1 :])
+    return out.reshape(*leading, *out.shape[2 if dims == 2 else 1 :])
 
 
-def _four_dimensional(x: Tensor, leading: tuple[int, ...] | torch.Size) -> Tensor:
+def _leading(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
+    """The dimensions before the heads, broadcast."""
+    of_q, of_k, of_v = query.shape[:-3], key.shape[:-3], value.shape[:-3]
+    if of_q == of_k == of_v:
+        return of_q
+    try:
+        return torch.Size(torch.broadcast_shapes(of_q, of_k, of_v))
+    except RuntimeError:
+        raise ValueError(
+            "query, key and value must have leading dimensions that broadcast, "
+            f"got the shapes {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}."
+        ) from None
+
+
+def _four_dimensional(x: Tensor, leading: torch.Size) -> Tensor:
     """(batch, heads, length, dimension); a matrix alone is one head, three dimensions are heads of one batch."""
     if x.dim() < 2:
         raise ValueError(f"query, key and value must have at least 2 dimensions, got the shape {tuple(x.shape)}.")
     if x.dim() == 4 and x.shape[:1] == leading:
         return x
-    heads = x.shape[-3] if x.dim() > 2 else 1
-    expanded = x.expand(*leading, *x.shape[-3:]) if x.dim() > 2 else x
-    return expanded.reshape(math.prod(leading), heads, *x.shape[-2:])
+    own = x.shape[-3:] if x.dim() > 2 else (1, *x.shape)
+    return x.expand(*leading, *own).reshape(math.prod(leading), *own)
 
 
-def _mask(mask: Tensor, leading: tuple[int, ...] | torch.Size) -> Tensor:
+def _mask(mask: Tensor, leading: torch.Size) -> Tensor:
     """Four-dimensional, with 1 where it is broadcast."""
-    if len(leading) <= 1 or mask.dim() <= 3:
+    if len(leading) <= 1 or not isinstance(mask, Tensor) or mask.dim() <= 3:
         return mask
-    heads, rows, keys = mask.shape[-3:]
-    return mask.expand(*leading, heads, rows, keys).reshape(-1, heads, rows, keys)
+    whole = (*leading, *mask.shape[-3:])
+    try:
+        return mask.expand(whole).flatten(0, -4)
+    except RuntimeError:
+        raise ValueError(
+            f"attn_mask must broadcast to the leading dimensions {tuple(leading)}, got {tuple(mask.shape)}."
+        ) from None

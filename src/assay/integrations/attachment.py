@@ -31,8 +31,8 @@ _open: dict[int, Attachment] = {}
 class Attachment:
     """Begun with a training, told of its steps, closed at its end.
 
-    Some loops end by an exception and tell nobody. A thread trains one model at a time, so whatever is still attached
-    to an earlier training of the same thread is removed when the next begins.
+    Some loops begin anew and do not say that the last one failed, as with a smaller batch. A thread trains one model at
+    a time, so whatever is still attached to an earlier training of the same thread is removed when the next begins.
     """
 
     def __init__(self, watching: bool, weights: WeightDeviation | None, options: WatchOptions) -> None:

@@ -90,14 +90,16 @@ class WandbLogger:
 
 
 class MLflowLogger:
-    """Into a run of MLflow, or into a new one at a tracking URI: "sqlite:///mlflow.db", "http://…", or a folder.
+    """Into a run of MLflow, or into a new one at a tracking URI: "http://…", "sqlite:///mlflow.db", or a folder.
 
-    A folder is MLflow's file store, which its later versions take only where MLFLOW_ALLOW_FILE_STORE=true is set.
+    Databases such as sqlite need the whole `mlflow`, which `mlflow-skinny` is not. A folder is MLflow's file store,
+    which its later versions take only where MLFLOW_ALLOW_FILE_STORE=true is set.
     """
 
     def __init__(self, to: Path | str | Any) -> None:
         needed("mlflow", (3,), (4,))
         from mlflow.tracking import MlflowClient
+        from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 
         place, info = _path(to), getattr(to, "info", None)
         if place is None and not hasattr(info, "run_id"):
@@ -108,7 +110,13 @@ class MLflowLogger:
         self._mine = place is not None
         self._run: Any = None if info is None else info.run_id
         uri = None if place is None else str(to) if "://" in str(to) else place.absolute().as_uri()
-        self._client = MlflowClient(tracking_uri=uri)
+        try:
+            self._client = MlflowClient(tracking_uri=uri)
+        except UnsupportedModelRegistryStoreURIException as error:
+            raise ValueError(
+                f"MLflowLogger takes a tracking URI that the installed MLflow knows, got {to}. mlflow-skinny knows "
+                "http://… and folders; databases, such as sqlite:///…, need the whole of it: pip install mlflow."
+            ) from error
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """All at once."""

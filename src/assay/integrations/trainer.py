@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import functools
 from typing import Any, Unpack
 
 from torch import nn
@@ -30,35 +30,34 @@ class AssayCallback(TrainerCallback):
     Figures go into the trainer's own log, with it to whatever it reports to, at its own rhythm, or to a logger: of the
     calls since the last time `assay/ratio`, the worst error over plain attention's (`assay/gradient_ratio` for
     gradients), `assay/error`, the largest from FP64, `assay/over_budget` and `assay/nonfinite`, how many were; and
-    `assay/weights/…`, see `WeightDeviation`. Only training steps are watched.
-
-    All is removed when training ends. If it ends by an exception, of which Trainer tells no callback, the model stays
-    watched until another training of this thread begins, the trainer is garbage, or `close` is called:
-    `with contextlib.closing(AssayCallback(trainer)) as callback:` around `trainer.train()` does that in any case.
+    `assay/weights/…`, see `WeightDeviation`. Only training steps are watched. All is removed when `trainer.train()`
+    ends, also by an exception.
 
     Args:
-        to: The trainer that it is added to, or a logger, which is closed at the end.
+        trainer: The one that it is added to.
         watch: Whether attention is watched at all.
         weights: What to do with the weights.
+        to: A logger instead of the trainer's log; it is closed at the end.
         **options: Those of `assay.watch`: every, out, …
     """
 
     def __init__(
         self,
-        to: Trainer | Logger,
+        trainer: Trainer,
         *,
         watch: bool = True,
         weights: WeightDeviation | None = None,
+        to: Logger | None = None,
         **options: Unpack[WatchOptions],
     ) -> None:
-        if not isinstance(to, Trainer) and not (hasattr(to, "log") and hasattr(to, "close")):
+        if not isinstance(trainer, Trainer):
             raise ValueError(
-                "AssayCallback needs to know where its figures go: trainer.add_callback(AssayCallback(trainer)), or a "
-                f"logger, such as TensorBoardLogger(folder); got {type(to).__name__}."
+                "AssayCallback needs the trainer that it is added to, trainer.add_callback(AssayCallback(trainer)), "
+                f"got {type(trainer).__name__}. A logger goes into to=."
             )
-        self._to = to
+        self._trainer, self._to = trainer, to
         self._attached = Attachment(watch, weights, options)
-        weakref.finalize(self, self._attached.close)
+        self._close_after_training()
 
     @property
     def watch(self) -> Watch | None:
@@ -69,7 +68,7 @@ class AssayCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Attach."""
-        if isinstance(self._to, Trainer) and self._to.state is not state:
+        if self._trainer.state is not state:
             raise ValueError("AssayCallback must be added to the trainer that it was made with, got another one.")
         model: nn.Module = kwargs["model"]
         self._attached.begin(model, state.global_step, state.is_world_process_zero)
@@ -100,17 +99,30 @@ class AssayCallback(TrainerCallback):
     def close(self) -> None:
         """Remove all; again nothing happens."""
         self._attached.close()
-        if not isinstance(self._to, Trainer):
+        if self._to is not None:
             self._to.close()
+
+    def _close_after_training(self) -> None:
+        """However it ends: a trainer tells its callbacks of no exception, so its `train` must."""
+        train = self._trainer.train
+
+        @functools.wraps(train)
+        def closing(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return train(*args, **kwargs)
+            finally:
+                self.close()
+
+        vars(self._trainer)["train"] = closing
 
     def _log(self, state: TrainerState, control: TrainerControl) -> None:
         figures = self._attached.take()
         if not figures:
             return
-        if isinstance(self._to, Trainer):
+        if self._to is None:
             wanted = control.should_log
             # Not what a subclass makes of it: some add, and forget, their own figures with every log.
-            Trainer.log(self._to, figures)
+            Trainer.log(self._trainer, figures)
             control.should_log = wanted  # logging takes it for done
         elif state.is_world_process_zero:
             self._to.log(figures, state.global_step)

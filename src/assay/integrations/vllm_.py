@@ -4,8 +4,9 @@ vLLM has one place for a backend from elsewhere, called CUSTOM. `plugin` is an e
 `vllm.general_plugins`, which vLLM calls in each of its processes: then `--attention-backend CUSTOM` means Assay.
 Nothing changes for who does not ask for it. The backend itself is in `vllm_backend`, which only vLLM imports.
 
-Read from vLLM's source: the releases 0.26.0, 0.27.1 and 0.28.0rc2, and the main branch at commit a014e35f38c. The tests
-run it against stand-ins for vLLM's base classes; it has not been run inside vLLM, nor with a model.
+Written from vLLM's source: the releases 0.26.0, 0.27.1 and 0.28.0rc2, and the main branch at commit a014e35f38c. The
+tests run it against stand-ins for vLLM's base classes, over random paged caches, on the CPU and, where there is one, on
+a CUDA device. It has not been run inside vLLM, nor with a model, and its speed there has not been measured.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from assay.report.figures import Section
 from assay.report.summary import Table
 from assay.report.training_section import Extra, Part
 from assay.results.record import Record
+from assay.results.watched import Compared, badness, compared, head_cell, place, place_of_nonfinite, why_over
 
 WORST = 12
 """Calls in the table."""
@@ -20,7 +21,8 @@ WATCHED = Section(
     (),
 )
 _COLUMNS = (
-    "layer", "step", "tensor", "error / baseline's", "largest error", "difference", "scores", "entropy", "tied rows",
+    "layer", "step", "tensor", "error / baseline's", "worst head", "largest error", "difference", "NaN or inf",
+    "scores", "entropy", "tied rows",
 )  # fmt: skip
 
 
@@ -33,31 +35,34 @@ def watch_parts(rows: Sequence[Record]) -> list[Part]:
 
 
 def findings(rows: Sequence[Record]) -> list[str]:
-    """A sentence for each watch."""
+    """A sentence for each watch, and one where it met NaN or infinities."""
     told = []
     for name, group in _watches(rows).items():
-        calls = [row for row in group if row["head"] is None]
-        over = [row for row in calls if row["over"]]
-        judged = [row for row in calls if row["over"] is not None]
-        if not judged:
-            told.append(f"{name}: {len(calls)} tensors compared, not judged: golden was not computed.")
-        elif not over:
-            worst = max(row["ratio_rmse"] for row in judged)
-            told.append(f"{name}: all {len(judged)} tensors within budget, at worst {worst:.2g} times the plain error.")
-        else:
-            first = min(over, key=lambda row: (row["step"], row["time"]))
-            told.append(
-                f"{name}: {len(over)} of {len(judged)} tensors over budget, first {first['tensor']} of "
-                f"{first['layer'] or 'the model'} at step {first['step']}, {first['ratio_rmse']:.2g} times baseline's "
-                "error."
-            )
+        tensors = sorted(compared(group), key=lambda one: (one.whole["step"], one.whole["time"]))
+        bad = [one.whole for one in tensors if one.nonfinite]
+        if bad:
+            first = place_of_nonfinite(bad[0])
+            told.append(f"{name}: NaN or infinity in {len(bad)} of {len(tensors)} tensors, first in {first}.")
+        told.append(f"{name}: {_judgement(tensors, bool(bad))}.")
     return told
 
 
+def _judgement(tensors: Sequence[Compared], nonfinite: bool) -> str:
+    over = [found for found in (one.over for one in tensors) if found is not None]
+    judged = [one for one in tensors if one.whole["over"] is not None]
+    if not judged:
+        return f"{len(tensors)} tensors compared, not judged: golden was not computed"
+    if over:
+        return f"{len(over)} of {len(judged)} tensors over budget, first {place(over[0])}, {why_over(over[0])}"
+    whole = max(one.whole["ratio_rmse"] for one in judged)
+    head = max(one.worst["ratio_rmse"] for one in judged)
+    what = "all else" if nonfinite else f"all {len(judged)} tensors"
+    return f"{what} within budget, at worst {whole:.2g} times the plain error ({head:.2g} in one head)"
+
+
 def worst_calls(rows: Sequence[Record]) -> Table:
-    """Those with the largest error over the baseline's, or difference where that is all there is."""
-    calls = [row for row in rows if row["head"] is None]
-    found = sorted(calls, key=_badness, reverse=True)[:WORST]
+    """Those with the largest error over the baseline's, as a whole or in one head; or difference where that is all."""
+    found = sorted(compared(rows), key=lambda one: badness(one.worst), reverse=True)[:WORST]
     return Table("The worst calls", _COLUMNS, tuple(map(_line, found)), 3)
 
 
@@ -139,17 +144,15 @@ def _setting(row: Record) -> str:
     return f"{row['implementation']} against {row['against']}, {row['format']}, {row['device']}{at}"
 
 
-def _badness(row: Record) -> float:
-    found = row["ratio_rmse"] if row["ratio_rmse"] is not None else row["difference_rmse"]
-    return float("inf") if found is None or found != found else float(found)
+def _line(one: Compared) -> tuple[str, ...]:
+    row = one.whole
 
-
-def _line(row: Record) -> tuple[str, ...]:
     def number(name: str, form: str = ".2g") -> str:
         return "–" if row[name] is None else format(row[name], form)
 
     scores = "–" if row["logit_min"] is None else f"{row['logit_min']:.3g} to {row['logit_max']:.3g}"
     return (
-        row["layer"] or "(the model)", str(row["step"]), row["tensor"], number("ratio_rmse"), number("error_max"),
-        number("difference_max"), scores, number("entropy"), number("tied", ".1%"),
+        row["layer"] or "(the model)", str(row["step"]), row["tensor"], number("ratio_rmse"), head_cell([one]),
+        number("error_max"), number("difference_max"), number("actual_nonfinite", ",.0f"), scores, number("entropy"),
+        number("tied", ".1%"),
     )  # fmt: skip

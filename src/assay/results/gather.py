@@ -159,16 +159,17 @@ def _add_parquet(gathered: Gathered, path: Path) -> None:
 
     schema, connection, problems, strangers = gathered
     source = "FROM read_parquet($path, hive_partitioning = false)"
-    names = ", ".join(f'"{name}"' for name in schema.columns)
     whole = f"schema IS NOT DISTINCT FROM {schema.version} AND id IS NOT NULL AND time IS NOT NULL"
     where = {"path": _literal(path)}
     try:
         described = f"SELECT column_name, column_type FROM (DESCRIBE SELECT * {source})"
         columns = dict(connection.execute(described, where).fetchall())
-        if columns != _types(schema):
+        missing = schema.columns.keys() - columns.keys()
+        if columns | {name: _types(schema)[name] for name in missing & set(schema.added)} != _types(schema):
             strangers.append(path)
             problems.append(_about(path, _other_columns(schema, columns)))
             return
+        names = ", ".join("NULL" if name in missing else f'"{name}"' for name in schema.columns)
         connection.execute(f"INSERT INTO found SELECT $path, {names} {source} WHERE {whole}", where)
         others = connection.execute(f"SELECT count(*) {source} WHERE NOT ({whole})", where).fetchall()[0][0]
         if others:

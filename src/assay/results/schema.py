@@ -22,7 +22,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """One kind of record: every one has exactly these columns."""
+    """One kind of record: every one that is written has exactly these columns."""
 
     stem: str
     """What the names of its files begin with: `stem-….jsonl`, compacted to `stem.parquet`."""
@@ -32,6 +32,8 @@ class Schema:
     """Column → kind, the first three being schema, id and time."""
     others: tuple[str, ...] | None = None
     """For the one kind whose files may have any name: the stems of the other kinds."""
+    added: tuple[str, ...] = ()
+    """Columns that came later: a record written before has none, and is read with None there."""
 
     def __post_init__(self) -> None:
         if tuple(self.columns)[:3] != _NEVER_EMPTY or not set(self.columns.values()) <= _TYPES:
@@ -72,6 +74,7 @@ class Schema:
             raise ValueError("not a record of Assay: it has no schema")
         if values["schema"] != self.version:
             raise ValueError(f"a record of schema {values['schema']!r}; this version reads schema {self.version}")
+        values = dict.fromkeys(self.added) | values
         self._check_columns(values)
         return {name: _decoded(kind, self._checked(name, values[name])) for name, kind in self.columns.items()}
 
@@ -83,7 +86,7 @@ class Schema:
             return None
         if not isinstance(values, dict) or values.get("schema") != self.version:
             return None
-        identity = values["id"] if values.keys() == self.columns.keys() else None
+        identity = values["id"] if values.keys() | set(self.added) == self.columns.keys() else None
         return identity if isinstance(identity, str) else None
 
     def _check_columns(self, record: Mapping[str, Any]) -> None:

@@ -40,11 +40,12 @@ MEASURED: dict[str, type] = {
     "ratio_max": float,  # error of the call over that of the other, or of one rounding of golden if that is larger
     "ratio_rmse": float,
     "budget": float,  # what ratio_rmse may be
-    "over": bool,  # whether it is more, or a NaN or infinity is where it should not be
+    "over": bool,  # whether it is more (of a head: with 8 rows at least), or a NaN or infinity is in a wrong place
     "logit_min": float,
     "logit_max": float,
     "entropy": float,  # of the probabilities, mean over the rows, in nats
     "tied": float,  # share of rows whose largest score is shared, in the format of the call
+    "actual_nonfinite": float,  # elements of the call's tensor that are NaN or infinite, also where golden's are
 }
-WATCH = Schema(stem="watch", version=1, columns={**PROVENANCE, **COORDINATES, **MEASURED})
+WATCH = Schema(stem="watch", version=1, columns={**PROVENANCE, **COORDINATES, **MEASURED}, added=("actual_nonfinite",))
 """Calls of watched models, whole and head by head, `watch-….jsonl`."""

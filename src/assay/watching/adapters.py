@@ -120,13 +120,15 @@ def heads_second(x: Tensor, already: bool) -> Tensor:
 
 
 def _sdpa(a: Arguments) -> AttentionCall | str:
-    q, k, v = _computed_in(a["query"], a["key"], a["value"])
+    q, k, v = computed_in(a["query"], a["key"], a["value"])
     if a.get("dropout_p", 0.0):
         return "dropout: its mask is torch's secret"
-    if q.dim() != 4 or k.shape[0] != q.shape[0] or (k.shape[1] != q.shape[1] and not a.get("enable_gqa")):
-        return "q, k and v that are not (batch, heads, length, dimension)"
     if q.is_nested:
         return "nested tensors"
+    if q.dim() != 4 or not k.shape[0] == v.shape[0] == q.shape[0]:
+        return "q, k and v that are not (batch, heads, length, dimension)"
+    if k.shape[1] != v.shape[1] or (k.shape[1] not in (1, q.shape[1]) and not a.get("enable_gqa")):
+        return "k and v of other numbers of heads"
     right = q.shape[2] - k.shape[2] if a.get("is_causal") else None
     bias = a.get("attn_mask")
     if type(bias) not in (type(None), Tensor, nn.Parameter):
@@ -139,7 +141,7 @@ def _ours(a: Arguments) -> AttentionCall | PackedCall | str:
         return "rotary, which the watch does not take apart"
     if a.get("dropout_p", 0.0):
         return "dropout"
-    q, k, v = _computed_in(a["q"], a["k"], a["v"])
+    q, k, v = computed_in(a["q"], a["k"], a["v"])
     left, right = a.get("window") or (None, None)
     if a.get("causal"):
         right = 0 if right is None else min(right, 0)
@@ -155,13 +157,17 @@ def _eager(a: Arguments) -> AttentionCall | str:
     module = a["module"]
     if a.get("dropout", 0.0) and module.training:
         return "dropout"
-    q, k, v = a["query"], a["key"], a["value"]
+    q, k, v = computed_in(a["query"], a["key"], a["value"])
     mask, sinks = a.get("attention_mask"), getattr(module, "sinks", None)
     if mask is not None and mask.shape[-1] != k.shape[2]:
         mask = mask[..., : k.shape[2]]
+    bias = a.get("position_bias")
+    if bias is not None and mask is not None:  # both are added
+        bias = bias + mask
     return AttentionCall(
-        q=q, k=k, v=v, scale=scale_of(a.get("scaling"), q), bias=_four(mask), softcap=a.get("softcap"), sinks=sinks
-    )
+        q=q, k=k, v=v, scale=scale_of(a.get("scaling"), q), bias=_four(mask if bias is None else bias),
+        softcap=a.get("softcap"), sinks=sinks,
+    )  # fmt: skip
 
 
 def scale_of(scale: float | None, q: Tensor) -> float:
@@ -174,7 +180,7 @@ def _four(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach()[(None,) * (4 - bias.dim())]
 
 
-def _computed_in(*tensors: Tensor) -> tuple[Tensor, ...]:
+def computed_in(*tensors: Tensor) -> tuple[Tensor, ...]:
     """As autocast hands them to the kernel."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):

@@ -18,7 +18,7 @@ def all_finite(sums: Tensor) -> bool:
 def figures(sums: Tensor, count: Tensor) -> dict[str, list[float]]:
     """Name → a number for each column of `sums`, (names, columns), which went over `count` numbers."""
     given = _named(sums)
-    found: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {"actual_nonfinite": given["actual_nonfinite"]}
     for name in ("difference", "floor", "baseline", "error"):
         if f"{name}_square" in given:
             wrong = given[f"{name}_wrong"]

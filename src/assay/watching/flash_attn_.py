@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from assay.watching.adapters import Adapter, Arguments, scale_of
+from assay.watching.adapters import Adapter, Arguments, computed_in, scale_of
 from assay.watching.call import AttentionCall
 from assay.watching.packed_call import PackedCall, packed
 
@@ -15,8 +16,11 @@ from assay.watching.packed_call import PackedCall, packed
 def _three(a: Arguments) -> list[Tensor]:
     """q, k and v, also where one tensor holds several."""
     if "qkv" in a:
-        return list(a["qkv"].unbind(-3))
-    return [a["q"], *a["kv"].unbind(-3)] if "kv" in a else [a["q"], a["k"], a["v"]]
+        found = list(a["qkv"].unbind(-3))
+    else:
+        found = [a["q"], *a["kv"].unbind(-3)] if "kv" in a else [a["q"], a["k"], a["v"]]
+    # Theirs takes no FP32; ours does, and under autocast casts it.
+    return [computed_in(x)[0] if x.dtype == torch.float32 else x for x in found]
 
 
 def _how(a: Arguments, q: Tensor) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 Function = Callable[..., Any]
 
@@ -46,7 +47,16 @@ class FunctionCall:
         return out.detach(), *map(as_one_head, gradients)
 
     def golden(self, grad: Tensor | None) -> tuple[Sequence[Tensor], None]:
-        """The same in FP64; there are no scores."""
+        """The same in FP64, a module's weights too; there are no scores."""
+        function = self.plain_function
+        if isinstance(function, nn.Module):
+            state = {**dict(function.named_parameters()), **dict(function.named_buffers())}
+            wide = {name: x.detach().double() if x.is_floating_point() else x for name, x in state.items()}
+
+            def in_double(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(function, wide, args, kwargs)
+
+            return replace(self.in_double(), plain_function=in_double).plain(grad), None
         return self.in_double().plain(grad), None
 
     def columns(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from assay.watching.adapters import Adapter, FunctionAdapter
@@ -14,12 +15,34 @@ Told = Callable[[Tensor, dict[str, Tensor]], None]
 """Given the gradient of the output, and those of the inputs by their names."""
 
 
-def own_views(arguments: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Tensor]:
-    """Views of these arguments through which only this call's gradients flow; none where two are one tensor."""
-    found = [arguments[name] for name in names]
-    if len({id(x) for x in found}) < len(found) or not all(x.requires_grad for x in found):
+def own_views(
+    adapter: Adapter | FunctionAdapter, arguments: Mapping[str, Any], names: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Views of these arguments through which only this call's gradients flow.
+
+    None where two are one tensor: its gradients would be added up in another order. Attention computes all three if
+    one is wanted, so the others are wanted here; a function of the user's may do otherwise.
+    """
+    found = {name: arguments[name] for name in names}
+    wanted = [x.requires_grad for x in found.values()]
+    if len({id(x) for x in found.values()}) < len(found):
         return {}
-    return {name: x.view_as(x) for name, x in zip(names, found, strict=True)}
+    if isinstance(adapter, Adapter) and any(wanted):
+        one = next(x for x in found.values() if x.requires_grad)
+        return {name: x.view_as(x) if x.requires_grad else _Beside.apply(x, one) for name, x in found.items()}
+    return {name: x.view_as(x) for name, x in found.items()} if all(wanted) else {}
+
+
+class _Beside(torch.autograd.Function):
+    """A view that has a gradient wherever another tensor has one, and hands none on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 class Gradients:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections import deque
+import warnings
+from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from assay.formats.dtypes import format_of
 from assay.results.record import Record
 from assay.results.store import Store
 from assay.results.watch_record import WATCH
+from assay.results.watched import compared
 from assay.watching.clock import Moment
 from assay.watching.comparing import Comparing
 from assay.watching.made import Made, UnderWay
@@ -37,8 +39,11 @@ AT_ONCE = 512
 class Ledger:
     """The rows of one watch."""
 
-    def __init__(self, model: str, against: str, other: Comparison, golden: bool, folder: Path | None) -> None:
+    def __init__(
+        self, model: str, against: str, other: Comparison, golden: bool, folder: Path | None, skipped: Counter[str]
+    ) -> None:
         self._model, self._against, self._other, self._golden = model, against, other, golden
+        self._skipped = skipped
         self._store = None if folder is None else Store(folder, WATCH, remembers=False)
         self._makes_rows: Rows | None = None
         self._closed = False
@@ -48,6 +53,9 @@ class Ledger:
         self._compared: list[tuple[int, list[Record]]] = []
         self.rows: deque[Record] = deque(maxlen=KEPT)
         self.first_over: Record | None = None
+        """Of a whole call or, where that is within budget, of its worst head."""
+        self.first_nonfinite: Record | None = None
+        """The first row of a whole call with NaN or infinities, also where golden has them."""
         self.worst = Worst()
         self.calls = 0
 
@@ -85,13 +93,20 @@ class Ledger:
         while self._waiting:
             self._compare_output(self._waiting.pop(0))
         self._finish(0)
-        compared, self._compared = sorted(self._compared, key=lambda each: each[0]), []
-        for row in itertools.chain.from_iterable(rows for _, rows in compared):
-            self.rows.append(row)
+        parts, self._compared = sorted(self._compared, key=lambda each: each[0]), []
+        for _, rows in parts:
+            self.rows.extend(rows)
             if self._store is not None:
-                self._store.append(row)
-            if row["over"] and row["head"] is None and self.first_over is None:
-                self.first_over = row
+                for row in rows:
+                    self._store.append(row)
+            self._look(rows)
+
+    def _look(self, rows: list[Record]) -> None:
+        """For the first that stands out."""
+        for one in compared(rows):
+            self.first_over = self.first_over or one.over
+            if one.nonfinite:
+                self.first_nonfinite = self.first_nonfinite or one.whole
 
     def _compare_output(self, one: Made) -> None:
         self._compare(one, {"output": one.output}, None, (one.number,))
@@ -102,8 +117,12 @@ class Ledger:
         device = one.output.device
         began = Moment(device)
         with torch.autocast(device.type, enabled=False):
-            others = self._other(one.call, grad)
-            goldens, scores = one.call.golden(grad) if self._golden else ([None] * len(others), None)
+            try:
+                others = self._other(one.call, grad)
+                goldens, scores = one.call.golden(grad) if self._golden else ([None] * len(others), None)
+            except Exception as error:  # a plain function of the user's, or no memory left: the model goes on
+                self._failed(one, error)
+                return
             skip = len(others) - len(actual)  # an output that has been compared already
             found = (actual, others[skip:], goldens[skip:], None if skip else scores)
             comparing = Comparing(*found, format_of(one.call.dtype))
@@ -112,6 +131,13 @@ class Ledger:
             tensors = {name: x.clone() for name, x in tensors.items()}
         self._under_way.append(UnderWay(one, numbers, comparing, began, Moment(device), tensors))
         self._finish(left)
+
+    def _failed(self, one: Made, error: Exception) -> None:
+        first = next(iter(str(error).splitlines()), "")
+        reason = f"an error while it was compared ({type(error).__name__}: {first})"
+        if reason not in self._skipped:
+            warnings.warn(f"A call of {one.seen.layer or 'the model'} met {reason}. The model goes on.", stacklevel=2)
+        self._skipped[reason] += 1
 
     def _finish(self, left: int) -> None:
         """Make the rows of what was compared, but for the last `left`."""
@@ -125,6 +151,6 @@ class Ledger:
             outputs = sum(row["tensor"] == "output" for row in rows)
             if outputs:
                 self.calls += 1
-                self.worst.offer(rows[outputs - 1], done.tensors, one.call.notes())  # after its heads the row of all
+                self.worst.offer(rows[:outputs], done.tensors, one.call.notes())
             parts = [part for part in (rows[:outputs], rows[outputs:]) if part]
             self._compared += zip(done.numbers, parts, strict=True)

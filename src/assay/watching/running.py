@@ -8,6 +8,9 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+OUTSIDE = "(outside of the model)"
+"""The layer of what others call meanwhile."""
+
 
 class Running:
     """Follows the model by hooks that are not on its modules: with hooks, some of torch's choose other kernels.
@@ -38,7 +41,7 @@ class Running:
     @property
     def layer(self) -> str:
         """Name of the innermost module that is running; "" is the model itself."""
-        return self._stack[-1] if self._stack else ""
+        return self._stack[-1] if self._stack else OUTSIDE
 
     def place(self) -> tuple[str, int, int]:
         """Layer, step, and which of its calls in this step this is."""

@@ -17,11 +17,12 @@ PIECE = {"cpu": 1 << 16, "cuda": 1 << 24}
 _OF_TWO = ("sum", "wrong", "square")
 _ADDED = (
     *(f"{pair}_{name}" for pair in ("difference", "floor", "baseline", "error") for name in _OF_TWO),
-    "error_distance", "error_ulps", "actual_square", "golden_square",
+    "error_distance", "error_ulps", "actual_square", "golden_square", "actual_nonfinite",
 )  # fmt: skip
 _LARGEST = ("difference_max", "floor_max", "baseline_max", "error_max", "error_ulp_max")
-WITHOUT_GOLDEN = (*_ADDED[:3], *_LARGEST[:1])
-"""Names: of the differences their sum, their squares, and how often only one of the two is finite (wrong)."""
+WITHOUT_GOLDEN = (*_ADDED[:3], *_ADDED[-1:], *_LARGEST[:1])
+"""Names: of the differences their sum, their squares, and how often only one of the two is finite (wrong); and how
+often the call's is not, whatever the other's is."""
 WITH_GOLDEN = (*_ADDED, *_LARGEST, "error_q99", "error_w1")
 """And where golden is there; "floor" is golden rounded once."""
 Three = tuple[Tensor, Tensor, Tensor | None]
@@ -91,6 +92,8 @@ def _of_piece(
         ulps = ulp_distance(d, b, format)
         sums += [ulps.sum(1), torch.square(a, out=free).sum(1), torch.square(b, out=free).sum(1)]
         most += [d.amax(1), ulps.amax(1)]
+    # Not careful, there is none: it would spoil the squares.
+    sums.append((~x.isfinite()).sum(1).double() if pair is _finite else x.new_zeros(len(x)))
     return sums, most
 
 

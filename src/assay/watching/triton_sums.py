@@ -11,7 +11,7 @@ from assay.formats.spec import Format
 
 _BLOCK, _BLOCKS = 256, 16
 """Elements that a program takes at a time, and how often."""
-_ADDED, _LARGEST = 16, 5
+_ADDED, _LARGEST = 17, 5
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -57,13 +57,14 @@ def _sums_kernel(
         (none, none, none, none),
         (none, none, none, none),
     )
-    distance, steps, of_actual, of_golden, most = none, none, none, none, none
+    distance, steps, of_actual, of_golden, not_finite, most = none, none, none, none, none, none
     for block in range(BLOCKS):
         inside = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
         at, mask = head * size + inside, inside < size  # beyond it all are 0, and add nothing
         exact = tl.load(golden + at, mask=mask, other=0.0)
         x = tl.load(actual + at, mask=mask, other=0.0).to(tl.float64)
         z = tl.load(other + at, mask=mask, other=0.0).to(tl.float64)
+        not_finite += (~(tl.abs(x) < float("inf"))).to(tl.float64)
         rounded = exact
         if actual.dtype.element_ty != tl.float64:
             rounded = exact.to(tl.float32).to(actual.dtype.element_ty).to(tl.float64)
@@ -80,11 +81,11 @@ def _sums_kernel(
         of_golden += y * y
         most = tl.maximum(most, ulps)
     out, step = sums + program, tl.num_programs(0).to(tl.int64)
-    _store(out, step, difference, 0, 16)
-    _store(out, step, floor, 3, 17)
-    _store(out, step, baseline, 6, 18)
-    _store(out, step, error, 9, 19)
-    _store(out, step, (distance, steps, of_actual, of_golden, most), 12, 20)
+    _store(out, step, difference, 0, 17)
+    _store(out, step, floor, 3, 18)
+    _store(out, step, baseline, 6, 19)
+    _store(out, step, error, 9, 20)
+    _store(out, step, (distance, steps, of_actual, of_golden, not_finite, most), 12, 21)
 
 
 def of_tensor(actual: Tensor, other: Tensor, golden: Tensor, format: Format) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 import warnings
@@ -21,9 +22,9 @@ from assay.watching.adapters import Adapter, Arguments, FunctionAdapter
 from assay.watching.catching import Replaced
 from assay.watching.gradients import Gradients, own_views
 from assay.watching.ledger import Ledger
-from assay.watching.others import OTHERS
+from assay.watching.others import OTHERS, Call
 from assay.watching.rows import Seen
-from assay.watching.running import Running
+from assay.watching.running import OUTSIDE, Running
 from assay.watching.summary import summary
 from assay.watching.targets import targets
 from assay.watching.worst import Worst
@@ -67,12 +68,14 @@ def watch(
             FP64.
         out: A folder for the rows, which `assay report` draws.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"The model must be a torch.nn.Module, got {type(model).__name__}.")
     if against not in OTHERS:
         raise ValueError(f"against must be one of {', '.join(OTHERS)}, got {against!r}.")
-    interval = round(1 / every) if 0 < every < 1 else every
-    if interval < 1 or interval != int(interval):
+    if not 0 < every < 1 and not (math.isfinite(every) and every >= 1 and every == int(every)):
         raise ValueError(f"every must be a whole number of steps (100) or a share of the calls (0.01), got {every}.")
-    return Watch(model, against, golden, int(interval), dict(also or {}), None if out is None else Path(out))
+    share = every if every < 1 else 1 / every
+    return Watch(model, against, golden, share, dict(also or {}), None if out is None else Path(out))
 
 
 class Watch:
@@ -83,12 +86,11 @@ class Watch:
         model: nn.Module,
         against: str,
         golden: bool,
-        every: int,
+        share: float,
         also: dict[Function, Function],
         folder: Path | None,
     ) -> None:
-        self._model, self._every, self._also = model, every, also
-        self._make = functools.partial(Ledger, type(model).__name__, against, OTHERS[against], golden, folder)
+        self._model, self._share, self._also, self._golden = model, share, also, golden
         self._ledger: Ledger | None = None
         self._running: Running | None = None
         self._open = ExitStack()
@@ -97,6 +99,9 @@ class Watch:
         self._found = 0
         self.skipped: Counter[str] = Counter()
         """Why calls were not compared: reason → how many."""
+        self._make = functools.partial(
+            Ledger, type(model).__name__, against, OTHERS[against], golden, folder, self.skipped
+        )
 
     @property
     def rows(self) -> deque[Record]:
@@ -110,12 +115,17 @@ class Watch:
 
     @property
     def first_over(self) -> Record | None:
-        """The first row of a whole call that is over budget."""
+        """The first row that is over budget: of a whole call or, where that is within it, of its worst head."""
         return self._settled().first_over
 
     @property
+    def first_nonfinite(self) -> Record | None:
+        """The first row of a whole call with NaN or infinities, also where golden has them."""
+        return self._settled().first_nonfinite
+
+    @property
     def worst(self) -> Worst:
-        """The call with the largest error over the other's; `worst.save(path)` keeps its inputs."""
+        """The call, or head, with the largest error over the other's; `worst.save(path)` keeps the call's inputs."""
         return self._settled().worst
 
     @property
@@ -133,7 +143,7 @@ class Watch:
 
     def summary(self) -> str:
         """A table of the layers, and what stands out."""
-        return summary(self.rows, self.skipped, self.first_over)
+        return summary(self.rows, self.skipped, self.first_over, self.first_nonfinite)
 
     def __enter__(self) -> Watch:
         if not _active.acquire(blocking=False):
@@ -160,7 +170,7 @@ class Watch:
     ) -> None:
         self.close()
         steps = self._running.steps if self._running is not None else 0
-        if kind is None and steps and not self._found:
+        if kind is None and steps and not set(self._layers) - {OUTSIDE}:
             raise ValueError(
                 f"No attention was found in {type(self._model).__name__}: it ran {steps} times and called none of "
                 "F.scaled_dot_product_attention, transformers' eager attention, flash-attn or assay.flash_attention. "
@@ -231,19 +241,30 @@ class Watch:
         finally:
             self._busy.now = before
 
+    def _why_not(self, call: Call) -> str | None:
+        """Why a call cannot be compared."""
+        if any(x.numel() == 0 for x in call.tensors().values()):
+            return "an empty tensor"
+        if self._golden and call.dtype == torch.float64:
+            return "FP64: golden is no better"
+        return None
+
     def _call(self, function: Function, adapter: Adapter | FunctionAdapter, arguments: Arguments) -> Any:
         assert self._running is not None
         layer, step, number = self._running.place()
         self._found += 1
-        if (step + self._layers.setdefault(layer, len(self._layers))) % self._every:
+        turn = step + self._layers.setdefault(layer, len(self._layers))
+        if turn and math.floor(turn * self._share) == math.floor((turn - 1) * self._share):
             return adapter.invoke(function, arguments)
-        call = adapter.call(arguments)
+        call = "a transform of torch.func" if _transforms() else adapter.call(arguments)
+        if not isinstance(call, str):
+            call = self._why_not(call) or call
         if isinstance(call, str):
             self.skipped[call] += 1
             return adapter.invoke(function, arguments)
         seen = Seen(layer=layer, step=step, call=number, implementation=adapter.name)
         names = adapter.differentiated(arguments)
-        views = own_views(arguments, names) if torch.is_grad_enabled() else {}
+        views = own_views(adapter, arguments, names) if torch.is_grad_enabled() else {}
         result = adapter.invoke(function, arguments | views)
         out, ledger = adapter.output(result), self._entered()
         waits = bool(views) and out.requires_grad
@@ -256,6 +277,11 @@ class Watch:
 
             Gradients(adapter, out, views, told)
         return result
+
+
+def _transforms() -> bool:
+    """Whether vmap, grad or another of torch.func's is at work: their tensors cannot be looked into."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,19 +11,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.results.record import Record
+from assay.results.watched import badness, compared
 
 
 class Worst:
-    """The call whose output has the largest error over the other's; its tensors are copied, on the CPU."""
+    """The call whose output has the largest error over the other's, as a whole or in one head.
+
+    Its tensors are copied, on the CPU.
+    """
 
     def __init__(self) -> None:
         self.row: Record | None = None
+        """Of the whole call, or of the head that is worse."""
         self._tensors: dict[str, Tensor] = {}
         self._notes: dict[str, str] = {}
 
-    def offer(self, row: Record, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
-        """Keep what it takes to replay the call of this row, if it is worse."""
-        if row["tensor"] != "output" or _badness(row) <= _badness(self.row):
+    def offer(self, rows: Sequence[Record], tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+        """Keep what it takes to replay the call of these rows, which are its output's, if it is worse."""
+        row = compared(rows)[0].worst
+        if self.row is not None and badness(row) <= badness(self.row):
             return
         self.row = row
         # Copies: a model may write into its own tensors later, and a file may not have one tensor under two names.
@@ -41,13 +47,3 @@ class Worst:
         new = path.with_name(f".{path.name}.new")
         save_file(self._tensors, new, metadata=self._notes)
         os.replace(new, path)
-
-
-def _badness(row: Record | None) -> float:
-    if row is None:
-        return -1.0
-    if row["ratio_rmse"] is None:
-        wrong, found = row["difference_max"] == float("inf"), row["difference_rmse"]
-    else:
-        wrong, found = row["error_nonfinite"] > 0, row["ratio_rmse"]
-    return float("inf") if wrong or found != found else float(found)
