@@ -165,7 +165,7 @@ def test_no_worse_than_shipped_kernels(dim: int, dtype: torch.dtype, causal: boo
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_error_has_no_bias(dim: int) -> None:
-    """On N(0, 1) inputs the mean error is 0 within its own interval, for at least 18 of 20 draws (95% each)."""
+    """On N(0, 1) inputs the mean error is 0 within its own interval, for at least 17 of 20 draws (95% each)."""
     inside = 0
     for seed in range(20):
         q, k, v = inputs(4, 512, dim, seed=seed)

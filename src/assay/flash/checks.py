@@ -168,7 +168,7 @@ def check_boundaries(name: str, cu: torch.Tensor, total: int) -> None:
     """
     if cu.is_cuda and torch.cuda.is_current_stream_capturing():
         return
-    values = _read_once(cu, None)
+    values = read_once(cu, None)
     rule = f"{name} must begin with 0, never fall, and end with the packed length {total}"
     if values[0] != 0 or values[-1] != total:
         raise ValueError(f"{rule}; it begins with {values[0]} and ends with {values[-1]}.")
@@ -241,14 +241,14 @@ def check_cache_values(
     given = lengths if lengths is not None else table
     if given is None or (given.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    counts = [capacity] * len(given) if lengths is None else _read_once(lengths, None)
+    counts = [capacity] * len(given) if lengths is None else read_once(lengths, None)
     if counts and not 0 <= min(counts) <= max(counts) <= capacity:
         b, count = next((b, count) for b, count in enumerate(counts) if not 0 <= count <= capacity)
         raise ValueError(
             f"lengths must be 0 to the cache's capacity {capacity}, got {count} for sequence {b}. "
             "Take a larger cache (with block_table: a wider table), or keep fewer keys."
         )
-    for b, (count, right) in enumerate(zip(counts, [] if table is None else _read_once(table, pages), strict=False)):
+    for b, (count, right) in enumerate(zip(counts, [] if table is None else read_once(table, pages), strict=False)):
         if table is not None and count > right * page_size:
             raise ValueError(
                 f"block_table must hold pages 0 to {pages - 1} wherever a sequence has keys, "
@@ -259,7 +259,7 @@ def check_cache_values(
 _READ: dict[int, tuple[weakref.ref[torch.Tensor], int, int | None, list[int]]] = {}
 
 
-def _read_once(x: torch.Tensor, pages: int | None) -> list[int]:
+def read_once(x: torch.Tensor, pages: int | None) -> list[int]:
     """The values of x; with `pages`, how many entries of each row come before the first that is not one of so many.
 
     On the CPU x is read every time, which waits for nothing: what `x.data` and `x.numpy()` write leaves the version as

@@ -79,7 +79,7 @@ def readable(x: Tensor) -> bool:
 
 def values(x: Tensor) -> list[int] | None:
     """The values of x, None if they cannot be looked at. On CUDA a version of a tensor is read once."""
-    return checks._read_once(x, None) if readable(x) else None
+    return checks.read_once(x, None) if readable(x) else None
 
 
 def used(x: Tensor, boundaries: list[int] | None) -> Tensor:
