@@ -24,12 +24,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-ROWS = gl.constexpr(64)  # of a consumer
+from assay.flash.kernels.hopper_shared import LN_2, LOG2_E, ROWS, barriers, clean, packed, shared, tanh, unpacked, write
+
 CONSUMERS = gl.constexpr(2)
 STAGES = gl.constexpr(2)
 TOGETHER = gl.constexpr(4)  # heads
-LOG2_E = gl.constexpr(1.4426950408889634)
-LN_2 = gl.constexpr(0.6931471805599453)
 
 
 class Buffers(NamedTuple):
@@ -129,18 +128,6 @@ def work_of(tile, places, span, batches, heads, group, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def clean(v, there, COLUMNS: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr):
-    """Packed: 0 in place of the next sequence's rows, behind the first `there`: 0·NaN would be NaN."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    for i in gl.static_range(COLUMNS // 16):
-        part = v.slice(16 * i, 16)
-        rows = 16 * i + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
-        part.store(gl.where(gl.expand_dims(rows < there, 1), part.load(LAYOUT), 0.0))
-    fence_async_shared()
-    gl.thread_barrier()
-
-
-@gluon.jit
 def produce(
     q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group,
     COLUMNS: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
@@ -173,7 +160,7 @@ def produce(
                 mbarrier.expect(buffers.v_raw, v_tiles.block_type.nbytes)
                 tma.async_copy_global_to_shared(v_tiles, place, buffers.v_raw, v)
                 mbarrier.wait(buffers.v_raw, cleaned & 1)
-                clean(v, work.len_k - start, COLUMNS, BLOCK_VALUE_DIM)
+                clean(v, work.len_k - start)
                 mbarrier.arrive(buffers.v_full.index(stage), count=1)
                 cleaned += 1
             else:
@@ -188,12 +175,6 @@ def produce(
         gl.thread_barrier()  # all threads write it, one tells the consumers
         mbarrier.arrive(buffers.next_full.index(slot), count=1)
         count += 1
-
-
-@gluon.jit
-def tanh(x):
-    """To 11 bits, in one step: as many as 16-bit inputs have."""
-    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -236,22 +217,6 @@ def softmax(s, maximum, row_sum, start, rows, columns, slope, leaning, work, spa
         p = gl.exp2(s - gl.expand_dims(reference, 1))
     factor = gl.exp2(maximum - reference)
     return p, latest, row_sum * factor + gl.sum(p, 1), factor
-
-
-@gluon.jit
-def packed(p, dtype: gl.constexpr):
-    """P as pairs of 16-bit numbers: single ones would be put together again at every turn of the loop."""
-    low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
-    cast: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
-    return gl.inline_asm_elementwise(cast, "=r,f,f", [low, high], dtype=gl.uint32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """What `packed` packed: names for the halves, no instruction."""
-    low = (pairs & 0xFFFF).to(gl.uint16).to(dtype, bitcast=True)
-    high = (pairs >> 16).to(gl.uint16).to(dtype, bitcast=True)
-    return gl.convert_layout(gl.reshape(gl.join(low, high), [pairs.shape[0], pairs.shape[1] * 2]), LAYOUT)
 
 
 @gluon.jit
@@ -391,55 +356,11 @@ def attend(
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
     gl.store(lse + place + rows, (maximum + gl.log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
     first = work.first_row + consumer * ROWS
-    output = output.to(out.dtype.element_ty)
-    if out_tiles is not None:
-        if places is None or first + ROWS <= work.len_q:
-            copy_out(out_tiles, output, [work.batch, work.head, work.before_q + first, 0], buffers.out.index(consumer))
-        else:
-            write_rows(out, out_strides, output, first, work, VALUE_DIM, BLOCK_VALUE_DIM)
-    else:
-        write_rows(out, out_strides, output, first, work, VALUE_DIM, BLOCK_VALUE_DIM)
+    rows_at = work.batch, work.head, work.before_q, first, work.len_q
+    write(out_tiles, out, out_strides, output, rows_at, buffers.out.index(consumer), places is not None, VALUE_DIM)
     if not OWN_BUFFER:
         tma.store_wait(0)  # the output went through Q's buffer
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-
-
-@gluon.jit
-def copy_out(out_tiles, output, place, buffer):
-    """By the copy engine, which leaves out rows and dimensions that are not there, while the next tile begins."""
-    tma.store_wait(0)  # the one before may still be read
-    buffer.store(output)
-    fence_async_shared()
-    tma.async_copy_shared_to_global(out_tiles, place, buffer)
-
-
-@gluon.jit
-def write_rows(out, out_strides, output, first, work, VALUE_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr):
-    """By the threads: the last rows of a packed sequence, or rows that are not whole 16 bytes."""
-    STORE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    output = gl.convert_layout(output, STORE)
-    out_rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, STORE))
-    dims = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, STORE))
-    out += work.batch.to(gl.int64) * out_strides[0] + work.head.to(gl.int64) * out_strides[1]
-    place = gl.expand_dims((work.before_q + out_rows).to(gl.int64) * out_strides[2], 1) + gl.expand_dims(dims, 0)
-    mask = gl.expand_dims(out_rows < work.len_q, 1) & gl.expand_dims(dims < VALUE_DIM, 0)
-    gl.store(out + place, output, mask=mask)
-
-
-@gluon.jit
-def shared(dtype: gl.constexpr, number: gl.constexpr, rows: gl.constexpr, dims: gl.constexpr):
-    """So many tiles of shared memory."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, dims], dtype)
-    return gl.allocate_shared_memory(dtype, [number, rows, dims], LAYOUT)
-
-
-@gluon.jit
-def barriers(number: gl.constexpr, arrivals: gl.constexpr):
-    """So many barriers, each of which opens after so many arrivals."""
-    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(bars.index(i), count=arrivals)
-    return bars
 
 
 @gluon.jit

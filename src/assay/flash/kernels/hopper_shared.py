@@ -1,0 +1,95 @@
+"""What the Hopper kernels share: shared memory, barriers, rows out to memory, small arithmetic."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+ROWS = gl.constexpr(64)  # of a consumer: what one wgmma makes
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def shared(dtype: gl.constexpr, number: gl.constexpr, rows: gl.constexpr, dims: gl.constexpr):
+    """So many tiles of shared memory."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, dims], dtype)
+    return gl.allocate_shared_memory(dtype, [number, rows, dims], LAYOUT)
+
+
+@gluon.jit
+def barriers(number: gl.constexpr, arrivals: gl.constexpr):
+    """So many barriers, each of which opens after so many arrivals."""
+    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(bars.index(i), count=arrivals)
+    return bars
+
+
+@gluon.jit
+def clean(tile, there):
+    """Packed: 0 in place of the next sequence's rows, behind the first `there`: 0·NaN would be NaN."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    for i in gl.static_range(tile.shape[0] // 16):
+        part = tile.slice(16 * i, 16)
+        rows = 16 * i + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+        part.store(gl.where(gl.expand_dims(rows < there, 1), part.load(LAYOUT), 0.0))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def write(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: gl.constexpr):
+    """64 rows to memory, as `out` has them; `place` is batch, head, rows of earlier sequences, the first row, length.
+
+    By the copy engine through `buffer`, which leaves out rows and dimensions that are not there, while the kernel goes
+    on; by the threads what it cannot do: the last rows of a packed sequence, or rows that are not whole 16 bytes.
+    """
+    batch, head, before, first, length = place
+    values = values.to(out.dtype.element_ty)
+    if tiles is not None:
+        if not PACKED or first + ROWS <= length:
+            tma.store_wait(0)  # the one before may still be read
+            buffer.store(values)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, 0], buffer)
+        else:
+            write_rows(out, strides, values, batch, head, before, first, length, DIM)
+    else:
+        write_rows(out, strides, values, batch, head, before, first, length, DIM)
+
+
+@gluon.jit
+def write_rows(out, strides, values, batch, head, before, first, length, DIM: gl.constexpr):
+    """By the threads."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    values = gl.convert_layout(values, LAYOUT)
+    rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    dims = gl.arange(0, values.shape[1], gl.SliceLayout(0, LAYOUT))
+    out += batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    place = gl.expand_dims((before + rows).to(gl.int64) * strides[2], 1) + gl.expand_dims(dims, 0)
+    gl.store(out + place, values, mask=gl.expand_dims(rows < length, 1) & gl.expand_dims(dims < DIM, 0))
+
+
+@gluon.jit
+def tanh(x):
+    """To 11 bits, in one step: as many as 16-bit inputs have."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def packed(p, dtype: gl.constexpr):
+    """P as pairs of 16-bit numbers: single ones would be put together again at every turn of the loop."""
+    low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
+    cast: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(cast, "=r,f,f", [low, high], dtype=gl.uint32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """What `packed` packed: names for the halves, no instruction."""
+    low = (pairs & 0xFFFF).to(gl.uint16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.uint16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.reshape(gl.join(low, high), [pairs.shape[0], pairs.shape[1] * 2]), LAYOUT)
