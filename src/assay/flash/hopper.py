@@ -9,25 +9,31 @@ import triton
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash.call import Call
-from assay.flash.descriptors import gluon_tiles
+from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
+from assay.flash.kernels.hopper_backward import attention_backward_hopper, cast_dq
 from assay.flash.kernels.hopper_forward import attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.numerics import SHIPPED
 
 DIMS: tuple[int, ...] = (128, 256)
+DIMS_BACKWARD: tuple[int, ...] = (64, 128)
 ROWS = 128
 """Of a tile."""
+KEYS = 128
+"""Of a tile of the backward pass."""
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Q, K, V, dO, the LSE in units of log₂, and delta."""
 
 
-def takes(call: Call) -> bool:
+def takes(call: Call, dims: tuple[int, ...] = DIMS) -> bool:
     """Whether the Hopper kernel can do the call, and is the faster one."""
     block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
     return (
         call.q.is_cuda
         and _is_hopper(call.q.device.index)
         and call.q.dtype in (torch.bfloat16, torch.float16)
-        and block in DIMS
+        and block in dims
         and call.bias is None
         and call.dropout == 0
         and call.scaled
@@ -76,6 +82,64 @@ def forward(
         240,
         num_warps=4,
     )
+
+
+def takes_backward(call: Call) -> bool:
+    """Whether the Hopper kernel can do dK and dV of the call, and is the faster one."""
+    dims = padded(call.q.shape[3]), padded(call.v.shape[3])
+    return takes(call, DIMS_BACKWARD) and dims[0] == dims[1]
+
+
+def adds_up(call: Call) -> bool:
+    """Whether the same kernel does dQ, too: adding it up in memory, in another order every time."""
+    return takes_backward(call) and not (call.deterministic or call.batch_invariant)
+
+
+def backward(
+    call: Call,
+    tensors: Tensors,
+    dq_sums: torch.Tensor | None,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    span: Span,
+    scores: Scores,
+) -> None:
+    """Fill `dk` and `dv`; with `dq_sums` also `dq`."""
+    q, k, v, dout, log2_lse, delta = tensors
+    batches, heads, queries, dim = q.shape
+    block, kv_heads, cu = padded(dim), k.shape[1], call.cu_seqlens_k
+    blocks = triton.cdiv(k.shape[2], KEYS) + (0 if cu is None else len(cu) - 1)
+    room = log2_lse.shape[1]
+    attention_backward_hopper[(blocks * batches * kv_heads,)](
+        *(gluon_tiles(x, 64) for x in (q, k, v, dout)),
+        gluon_lines(log2_lse),
+        gluon_lines(delta),
+        gluon_fragments(log2_lse if dq_sums is None else dq_sums),
+        *(gluon_tiles(x, 64) if is_aligned(x) else None for x in (dk, dv)),
+        dk,
+        dv,
+        dk.stride()[:3],
+        dv.stride()[:3],
+        None if cu is None else _places(cu, blocks),
+        span,
+        scores,
+        abs(call.scale),
+        room,
+        heads,
+        kv_heads,
+        call.group,
+        dim,
+        v.shape[3],
+        block,
+        dq_sums is not None,
+        num_warps=4,
+    )
+    if dq_sums is not None:
+        rows = triton.cdiv(queries, 64) + (0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1)
+        cast_dq[(rows * (block // 64), heads, batches)](
+            dq_sums, dq, dq.stride()[:3], span, call.scale, room, heads, dim, block
+        )
 
 
 _KNOWN = WeakTensorKeyDictionary()

@@ -40,6 +40,7 @@ def prepare_backward(
     dlse: tl.tensor,
     log2_lse: tl.tensor,
     delta: tl.tensor,
+    dq_sums: tl.tensor,
     out_strides: tl.tuple,
     dout_strides: tl.tuple,
     dlse_strides: tl.tuple,
@@ -52,7 +53,8 @@ def prepare_backward(
 ) -> None:
     """Grid: blocks of rows, heads, batch; packed: of all sequences. `log2_lse` and `delta` are (B·H, room).
 
-    Rows that saw nothing get an LSE of +∞, so that their P is 0; and dense ones that are not there, up to `room`.
+    Rows that saw nothing get an LSE of +∞, so that their P is 0; and those that are not there, to the block's end.
+    `dq_sums`, if any, (B·H, room, BLOCK_VALUE_DIM), becomes 0.
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     block, sequence = tl.program_id(0), tl.program_id(2)
@@ -76,11 +78,11 @@ def prepare_backward(
         place_d = batch * dlse_strides[0] + head * dlse_strides[1] + row * dlse_strides[2]
         sums -= tl.load(dlse + place_d, mask=there, other=0.0)
     blind = value == float("-inf")
-    if span.cu_q is None:
-        there = line_row < room
     place = (batch * heads + head) * room + line_of(span, sequence) + line_row
-    tl.store(log2_lse + place, tl.where(blind, float("inf"), value * LOG2_E), mask=there)
-    tl.store(delta + place, tl.where(blind, 0.0, sums), mask=there)
+    tl.store(log2_lse + place, tl.where(blind, float("inf"), value * LOG2_E))
+    tl.store(delta + place, tl.where(blind, 0.0, sums))
+    if dq_sums is not None:
+        tl.store(dq_sums + place[:, None] * BLOCK_VALUE_DIM + dims, tl.zeros((ROWS, BLOCK_VALUE_DIM), tl.float32))
 
 
 @triton.jit
@@ -124,15 +126,12 @@ def _over_rows(
     """
     for block in range(first, last):
         start = block * ROWS
-        row = start + tl.arange(0, ROWS)
-        rows = row[None, :]
+        rows = start + tl.arange(0, ROWS)[None, :]
         q = q_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_DIM)
         do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
         if LAST:
             q, do = without(q, start, len_q, ROWS), without(do, start, len_q, ROWS)
         lse_row = lse_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
-        if LAST:
-            lse_row = tl.where(row < len_q, lse_row, float("inf"))
         leaning = 0.0
         if scores.near is not None:
             lse_row += slope * tl.arange(0, ROWS).to(tl.float32)
@@ -149,8 +148,6 @@ def _over_rows(
         if WANTED != "v":
             dp = tl.dot(v, do.T, input_precision=PRECISION) * factor
             delta_row = delta_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
-            if LAST:
-                delta_row = tl.where(row < len_q, delta_row, 0.0)
             ds = p * (dp - delta_row[None, :])
             if scores.cap is not None:
                 ds *= 1.0 - bent * bent
