@@ -269,13 +269,13 @@ def add_q(dq, dq_lines, place, buffer):
 
 
 @gluon.jit
-def multiply_q(buffers, stage, consumer: gl.constexpr, BLOCK_DIM: gl.constexpr):
+def multiply_q(buffers, step, stage, consumer: gl.constexpr, BLOCK_DIM: gl.constexpr):
     """dS·K of a block of rows, in flight. D 128: of half of the dimensions; D 64: of half of the rows."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     HALF: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, 64], buffers.k.dtype)
     dq = gl.zeros([ROWS, 64], gl.float32, LAYOUT)
     for i in gl.static_range(2):
-        k = buffers.k.index(i + nothing())
+        k = buffers.k.index(i + nothing(step))
         if BLOCK_DIM == 128:
             ds = buffers.ds.index(stage * 2 + i)
             k = k._reinterpret(buffers.k.dtype, [2, ROWS, 64], HALF).index(consumer)
@@ -301,21 +301,21 @@ def step_128(
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q, do = buffers.q.index(stage), buffers.do.index(stage)
     mbarrier.wait(buffers.q_full.index(stage), phase)
-    s = warpgroup_mma(buffers.k.index(consumer + nothing()), q.permute((1, 0)), empty, use_acc=False, is_async=True)
+    s = warpgroup_mma(buffers.k.index(consumer + nothing(step)), q.permute((1, 0)), empty, use_acc=False, is_async=True)
     if ADD_Q and not FIRST:
         mbarrier.wait(buffers.ds_full.index(last), ((step - 1) // STAGES) & 1)
-        dq = multiply_q(buffers, last, consumer, 128)
+        dq = multiply_q(buffers, step, last, consumer, 128)
         s, dq = warpgroup_mma_wait(0, deps=(s, dq))
         mbarrier.arrive(buffers.ds_empty.index(last), count=1)
         add_q(dq, dq_lines, before, buffers.dq.index(consumer))
         mbarrier.wait(buffers.do_full.index(stage), phase)
         dp = warpgroup_mma(
-            buffers.v.index(consumer + nothing()), do.permute((1, 0)), empty, use_acc=False, is_async=True
+            buffers.v.index(consumer + nothing(step)), do.permute((1, 0)), empty, use_acc=False, is_async=True
         )
     else:
         mbarrier.wait(buffers.do_full.index(stage), phase)
         dp = warpgroup_mma(
-            buffers.v.index(consumer + nothing()), do.permute((1, 0)), empty, use_acc=False, is_async=True
+            buffers.v.index(consumer + nothing(step)), do.permute((1, 0)), empty, use_acc=False, is_async=True
         )
         s = warpgroup_mma_wait(1, deps=(s,))
     masked = (block < work.whole_begin) | (block >= work.whole_end)
@@ -390,7 +390,7 @@ def step_64(
     dk = warpgroup_mma(gl.convert_layout(ds1, OPERAND), q1, dk, is_async=True)
     if ADD_Q and not FIRST:
         mbarrier.wait(buffers.ds_full.index(last), ((step - 1) // STAGES) & 1)
-        dq = multiply_q(buffers, last, consumer, 64)
+        dq = multiply_q(buffers, step, last, consumer, 64)
         dq = warpgroup_mma_wait(0, deps=(dq,))
         mbarrier.arrive(buffers.ds_empty.index(last), count=1)
         add_q(dq, dq_lines, before, buffers.dq.index(consumer))
@@ -459,7 +459,7 @@ def consume(
     if ADD_Q:
         last = (steps - 1) % STAGES
         mbarrier.wait(buffers.ds_full.index(last), ((steps - 1) // STAGES) & 1)
-        dq = multiply_q(buffers, last, consumer, BLOCK_DIM)
+        dq = multiply_q(buffers, steps, last, consumer, BLOCK_DIM)
         dq = warpgroup_mma_wait(0, deps=(dq,))
         add_q(dq, dq_lines, place, buffers.dq.index(consumer))
     first = work.first_key + consumer * ROWS
