@@ -10,7 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash.call import Call
 from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
-from assay.flash.kernels.hopper_backward import attention_backward_hopper, cast_dq
+from assay.flash.kernels.hopper_backward import attention_backward_hopper, attention_cast_dq
 from assay.flash.kernels.hopper_forward import attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
@@ -137,7 +137,7 @@ def backward(
     )
     if dq_sums is not None:
         rows = triton.cdiv(queries, 64) + (0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1)
-        cast_dq[(rows * (block // 64), heads, batches)](
+        attention_cast_dq[(rows * (block // 64), heads, batches)](
             dq_sums, dq, dq.stride()[:3], span, call.scale, room, heads, dim, block
         )
 

@@ -154,7 +154,9 @@ def _lines(call: Call, x: torch.Tensor) -> torch.Tensor:
     return x[..., (first // LARGEST_ROWS + sequence) * LARGEST_ROWS + row - first]
 
 
-def _backward_kv(call: Call, tensors: hopper.Tensors, dk: torch.Tensor, dv: torch.Tensor, rest: tuple[Any, ...]) -> None:
+def _backward_kv(
+    call: Call, tensors: hopper.Tensors, dk: torch.Tensor, dv: torch.Tensor, rest: tuple[Any, ...]
+) -> None:
     """Large heads sum dK and dV up one after the other: the registers do not hold both."""
     large = max(call.q.shape[3], call.v.shape[3]) > 128
     for wanted in ("k", "v") if large else ("kv",):

@@ -7,9 +7,8 @@ are (keys, rows):
     Sᵀ = K·Qᵀ,  dPᵀ = V·dOᵀ,  P = 2^(S − LSE),  dS = P∘(dP − delta),  dV += Pᵀ·dO,  dK += dSᵀ·Q
 
 P and dS stay in registers for dV and dK. dQ = dS·K sums over keys, of which a CTA has only some: the consumers give
-each other their dS through shared memory, each multiplies one half of the result, and the copy engine adds it up in
-memory, in FP32 and in whatever order the CTAs come (`cast_dq` makes the gradient of it). It goes on while the next
-block of rows is computed: dQ of a block is multiplied beside S of the next.
+each other their dS through shared memory, each multiplies one half of the result, one block of rows later, and the
+copy engine adds it up in memory, in FP32 and in whatever order the CTAs come (`attention_cast_dq` makes the gradient of it).
 
 Without ADD_Q only dK and dV are computed, with the same bits every time; dQ is then `hopper_backward_q`'s.
 The arithmetic is that of `backward`; what this cannot do (bias, dropout, FP32) goes there.
@@ -197,9 +196,7 @@ def produce(
                     buffers.q.index(stage * PARTS + i), cleaned, PACKED,
                 )  # fmt: skip
                 mbarrier.expect(full, lse_lines.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    lse_lines, [line + first], full, buffers.lse.index(stage * PARTS + i)
-                )
+                tma.async_copy_global_to_shared(lse_lines, [line + first], full, buffers.lse.index(stage * PARTS + i))
             if step == 0:
                 for i in gl.static_range(2):
                     cleaned = bring(
@@ -219,6 +216,14 @@ def produce(
                     delta_lines, [line + first], full, buffers.delta.index(stage * PARTS + i)
                 )
             step += 1
+    if PARTS == 1:  # `step_128` multiplies S one block ahead: one more Q, of which nothing is kept
+        stage = step % STAGES
+        mbarrier.wait(buffers.q_empty.index(stage), ((step // STAGES) & 1) ^ 1)
+        full = buffers.q_full.index(stage)
+        mbarrier.expect(full, q_tiles.block_type.nbytes)
+        mbarrier.arrive(full, count=1)
+        place = [work.batch, work.kv_head * group, work.before_q, 0]
+        tma.async_copy_global_to_shared(q_tiles, place, full, buffers.q.index(stage))
 
 
 @gluon.jit
@@ -287,10 +292,14 @@ def multiply_q(buffers, step, stage, consumer: gl.constexpr, BLOCK_DIM: gl.const
 
 @gluon.jit
 def step_128(
-    step, block, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores,
+    step, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores,
     consumer: gl.constexpr, ADD_Q: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """A block of 64 rows at D 128. `before` is the place of the dQ of the block before, which is multiplied here."""
+    """A block of 64 rows at D 128, given its S; S of the next is returned.
+
+    dP runs beside the exponentials; dQ of the block before (whose place is `before`), dK and the next S one after the
+    other, while dQ leaves for memory. dV is waited for early: what more is in flight gives no room in the registers.
+    """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, LAYOUT)
@@ -300,43 +309,39 @@ def step_128(
     last = (step - 1) % STAGES
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q, do = buffers.q.index(stage), buffers.do.index(stage)
-    mbarrier.wait(buffers.q_full.index(stage), phase)
-    s = warpgroup_mma(buffers.k.index(consumer + nothing(step)), q.permute((1, 0)), empty, use_acc=False, is_async=True)
-    if ADD_Q and not FIRST:
-        mbarrier.wait(buffers.ds_full.index(last), ((step - 1) // STAGES) & 1)
-        dq = multiply_q(buffers, step, last, consumer, 128)
-        s, dq = warpgroup_mma_wait(0, deps=(s, dq))
-        mbarrier.arrive(buffers.ds_empty.index(last), count=1)
-        add_q(dq, dq_lines, before, buffers.dq.index(consumer))
-        mbarrier.wait(buffers.do_full.index(stage), phase)
-        dp = warpgroup_mma(
-            buffers.v.index(consumer + nothing(step)), do.permute((1, 0)), empty, use_acc=False, is_async=True
-        )
-    else:
-        mbarrier.wait(buffers.do_full.index(stage), phase)
-        dp = warpgroup_mma(
-            buffers.v.index(consumer + nothing(step)), do.permute((1, 0)), empty, use_acc=False, is_async=True
-        )
-        s = warpgroup_mma_wait(1, deps=(s,))
+    mbarrier.wait(buffers.do_full.index(stage), phase)
+    v = buffers.v.index(consumer + nothing(step))
+    dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
     masked = (block < work.whole_begin) | (block >= work.whole_end)
     p, slant = probabilities(
         s, buffers.lse.index(stage).load(COLUMN), block * ROWS, masked, keys, slope, work, span, scores
     )
     dv = warpgroup_mma(gl.convert_layout(p.to(dtype), OPERAND), do, dv, is_async=True)
     delta = buffers.delta.index(stage).load(COLUMN)
-    dp = warpgroup_mma_wait(1, deps=(dp,))
+    dp, dv = warpgroup_mma_wait(0, deps=(dp, dv))
+    mbarrier.arrive(buffers.do_empty.index(stage), count=1)
     ds = (slant * (dp - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
         mbarrier.wait(buffers.ds_empty.index(stage), phase ^ 1)
         give(ds, buffers.ds.index(stage * 2 + consumer))
         fence_async_shared()
         mbarrier.arrive(buffers.ds_full.index(stage), count=1)
+    if ADD_Q and not FIRST:
+        mbarrier.wait(buffers.ds_full.index(last), ((step - 1) // STAGES) & 1)
+        dq = multiply_q(buffers, step, last, consumer, 128)
     dk = warpgroup_mma(gl.convert_layout(ds, OPERAND), q, dk, is_async=True)
-    dv = warpgroup_mma_wait(1, deps=(dv,))
-    mbarrier.arrive(buffers.do_empty.index(stage), count=1)
-    dk = warpgroup_mma_wait(0, deps=(dk,))
+    after = (step + 1) % STAGES
+    mbarrier.wait(buffers.q_full.index(after), ((step + 1) // STAGES) & 1)
+    k = buffers.k.index(consumer + nothing(step))
+    s = warpgroup_mma(k, buffers.q.index(after).permute((1, 0)), empty, use_acc=False, is_async=True)
+    if ADD_Q and not FIRST:
+        dq = warpgroup_mma_wait(2, deps=(dq,))
+        mbarrier.arrive(buffers.ds_empty.index(last), count=1)
+        add_q(dq, dq_lines, before, buffers.dq.index(consumer))
+    dk = warpgroup_mma_wait(1, deps=(dk,))
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
-    return dk, dv
+    s = warpgroup_mma_wait(0, deps=(s,))
+    return s, dk, dv
 
 
 @gluon.jit
@@ -427,15 +432,20 @@ def consume(
     line = ((work.batch * heads + head) * room + work.line) // SIZE
     place = (line + block) * 2 + consumer
     slope = slope_of(scores, work, heads, head)
+    steps = (work.end - work.begin) * group
     if BLOCK_DIM == 128:
-        dk, dv = step_128(
-            0, block, dk, dv, place, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q, True
+        mbarrier.wait(buffers.q_full.index(0), 0)
+        empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
+        q = buffers.q.index(0).permute((1, 0))
+        s = warpgroup_mma(buffers.k.index(consumer), q, empty, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        s, dk, dv = step_128(
+            0, block, s, dk, dv, place, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q, True
         )
     else:
         dk, dv = step_64(
             0, block, dk, dv, place, k, v, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q, True
         )
-    steps = (work.end - work.begin) * group
     for step in range(1, steps):
         before = place
         block += 1
@@ -447,8 +457,8 @@ def consume(
             place = (line + block) * 2 + consumer
             slope = slope_of(scores, work, heads, head)
         if BLOCK_DIM == 128:
-            dk, dv = step_128(
-                step, block, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q,
+            s, dk, dv = step_128(
+                step, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q,
                 False,
             )  # fmt: skip
         else:
@@ -467,9 +477,7 @@ def consume(
     mbarrier.arrive(buffers.k_left, count=1)
     write(dv_tiles, dv_out, dv_strides, dv, at, buffers.v.index(consumer), places is not None, VALUE_DIM)
     mbarrier.wait(buffers.k_left, 0)  # the other one's dQ has read this one's K
-    write(
-        dk_tiles, dk_out, dk_strides, dk * gradient_scale, at, buffers.k.index(consumer), places is not None, DIM
-    )
+    write(dk_tiles, dk_out, dk_strides, dk * gradient_scale, at, buffers.k.index(consumer), places is not None, DIM)
     tma.store_wait(0)
 
 
@@ -527,7 +535,7 @@ def attention_backward_hopper(
 
 
 @triton.jit
-def cast_dq(
+def attention_cast_dq(
     sums: tl.tensor,
     dq: tl.tensor,
     dq_strides: tl.tuple,
