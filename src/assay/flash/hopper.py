@@ -115,7 +115,7 @@ def backward(
         *(gluon_tiles(x, 64) for x in (q, k, v, dout)),
         gluon_lines(log2_lse),
         gluon_lines(delta),
-        gluon_fragments(log2_lse if dq_sums is None else dq_sums),
+        None if dq_sums is None else gluon_fragments(dq_sums),
         *(gluon_tiles(x, 64) if is_aligned(x) else None for x in (dk, dv)),
         dk,
         dv,

@@ -131,7 +131,8 @@ def _prepared(
     """The LSE in units of log₂, and delta, each (B·H, room): see `line_of`; and 0s for dQ, if it `adds_up`."""
     (batch, heads, queries), dim, cu = lse.shape, out.shape[3], call.cu_seqlens_q
     room = (triton.cdiv(queries, LARGEST_ROWS) + (0 if cu is None else len(cu))) * LARGEST_ROWS
-    log2_lse, delta = (lse.new_empty(batch * heads, room) for _ in range(2))
+    make = lse.new_empty if cu is None else lse.new_zeros  # packed: a sequence without rows has a line all the same
+    log2_lse, delta = make(2, batch * heads, room)
     sums = lse.new_empty(batch * heads, room, padded(dim)) if adds_up else None
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
     rows = 64 if cu is None else LARGEST_ROWS

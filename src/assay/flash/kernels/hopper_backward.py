@@ -8,7 +8,8 @@ are (keys, rows):
 
 P and dS stay in registers for dV and dK. dQ = dS·K sums over keys, of which a CTA has only some: the consumers give
 each other their dS through shared memory, each multiplies one half of the result, one block of rows later, and the
-copy engine adds it up in memory, in FP32 and in whatever order the CTAs come (`attention_cast_dq` makes the gradient of it).
+copy engine adds it up in memory, in FP32 and in the order in which the CTAs come. `attention_cast_dq` makes the
+gradient of it.
 
 Without ADD_Q only dK and dV are computed, with the same bits every time; dQ is then `hopper_backward_q`'s.
 The arithmetic is that of `backward`; what this cannot do (bias, dropout, FP32) goes there.
