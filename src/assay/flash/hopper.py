@@ -26,8 +26,12 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 """Q, K, V, dO, the LSE in units of log₂, and delta."""
 
 
-def takes(call: Call, dims: tuple[int, ...] = DIMS) -> bool:
+def takes(call: Call) -> bool:
     """Whether the Hopper kernel can do the call, and is the faster one."""
+    return _can(call, DIMS)
+
+
+def _can(call: Call, dims: tuple[int, ...]) -> bool:
     block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
     return (
         call.q.is_cuda
@@ -87,12 +91,13 @@ def forward(
 def takes_backward(call: Call) -> bool:
     """Whether the Hopper kernel can do dK and dV of the call, and is the faster one."""
     dims = padded(call.q.shape[3]), padded(call.v.shape[3])
-    return takes(call, DIMS_BACKWARD) and dims[0] == dims[1]
+    return _can(call, DIMS_BACKWARD) and dims[0] == dims[1]
 
 
 def adds_up(call: Call) -> bool:
     """Whether the same kernel does dQ, too: adding it up in memory, in another order every time."""
-    return takes_backward(call) and not (call.deterministic or call.batch_invariant)
+    same_bits = call.deterministic or call.batch_invariant or torch.are_deterministic_algorithms_enabled()
+    return takes_backward(call) and not same_bits
 
 
 def backward(
