@@ -156,6 +156,8 @@ def keys_of_rows(
         begin = tl.minimum(tl.maximum(first + shift - span.left, 0) // COLUMNS, end)
         whole_begin = tl.cdiv(tl.maximum(last + shift - span.left, 0), COLUMNS)
     whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
+    if span.cu_q is not None:  # the block that the next sequence begins in is the tail's: see `tail_of`
+        whole_begin = tl.minimum(whole_begin, tl.maximum(begin, keys // COLUMNS))
     whole_end = tl.minimum(tl.maximum(whole_end, whole_begin), end)
     return begin, whole_begin, whole_end, end
 
