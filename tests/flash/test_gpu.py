@@ -129,12 +129,13 @@ def inputs(heads: int, length: int, dim: int, dtype: torch.dtype = torch.bfloat1
 
 @contextmanager
 def portable() -> Iterator[None]:
-    """Our Triton kernel in place of the Hopper one."""
-    before, hopper.DIMS = hopper.DIMS, ()
+    """Our Triton kernels in place of those for Hopper."""
+    before = hopper.DIMS, hopper.BACKWARD_DIMS
+    hopper.DIMS = hopper.BACKWARD_DIMS = ()
     try:
         yield
     finally:
-        hopper.DIMS = before
+        hopper.DIMS, hopper.BACKWARD_DIMS = before
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], ids=str)

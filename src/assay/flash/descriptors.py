@@ -31,6 +31,11 @@ def gluon_tiles(x: torch.Tensor, rows: int) -> GluonDescriptor:
     return _made(GluonDescriptor, x, rows, _layout(rows, padded(x.shape[3]), x.dtype))
 
 
+def gluon_line_tiles(x: torch.Tensor, numbers: int) -> GluonDescriptor:
+    """So many FP32 numbers of a contiguous tensor, wherever they begin."""
+    return GluonDescriptor(x, [x.numel()], [1], [numbers], gl.NVMMASharedLayout(0, 32, rank=1))
+
+
 def _made(kind: type, x: torch.Tensor, rows: int, *layout: Any) -> Any:
     key = kind, x.shape, x.stride(), x.dtype, rows
     fields = _KNOWN.get(key)

@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.flash import decode, hopper
 from assay.flash.call import Call, Gradients
 from assay.flash.descriptors import row_tiles, tiles
+from assay.flash.hopper import Tensors
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, prepare_backward
 from assay.flash.kernels.bias import attention_backward_bias
 from assay.flash.kernels.forward import Knobs, attention_forward
@@ -110,8 +111,14 @@ def backward(
     log2_lse, delta = _prepared(call, out, lse, dout, dlse)
     rest = (_span(call), _scores(call))
     tensors = (*_positive_scale(call), aligned(dout), log2_lse, delta)
-    _backward_kv(call, tensors, dk, dv, rest)
-    _backward_q(call, tensors, dq, rest)
+    if hopper.takes_backward_kv_large(call):
+        hopper.backward_kv_large(call, tensors, dk, dv, *rest)
+    else:
+        _backward_kv(call, tensors, dk, dv, rest)
+    if hopper.takes_backward_q(call):
+        hopper.backward_q(call, tensors, dq, *rest)
+    else:
+        _backward_q(call, tensors, dq, rest)
     dbias = dsinks = None
     if needs_bias and call.bias is not None:
         dbias = _backward_bias(call, call.bias, tensors, rest)
@@ -220,10 +227,6 @@ def key_blocks(call: Call) -> tuple[int, bool]:
     if hopper.takes(call):
         return hopper.columns(call), True
     return tile_for("forward", call).columns, call.numerics.reverse_keys
-
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Q, K, V, dO, the LSE in units of log₂, and delta."""
 
 
 def _all_tiles(tensors: Tensors, tile: Tile) -> tuple[Iterator[TensorDescriptor], Iterator[TensorDescriptor]]:

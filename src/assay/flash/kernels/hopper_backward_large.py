@@ -3,9 +3,9 @@
     Sᵀ = K·Qᵀ,  P = 2^(S − LSE),  dV = Pᵀ·dO            the first
     dPᵀ = V·dOᵀ,  dS = P∘(dP − delta),  dK = dSᵀ·Q·scale   the second, with P of the first
 
-A tile is 64 keys of one head of K and V: the sums of both fill the registers. Four warps (the producer) bring Q, dO, LSE
-and delta by the copy engine, 64 rows at a time, of every query head of the group. Each warpgroup issues its sum of the
-last block and its scores of the next together. P goes from one to the other through shared memory, while the tensor
+A tile is 64 keys of one head of K and V: the sums of both fill the registers. Four warps (the producer) bring Q, dO,
+LSE and delta by the copy engine, 64 rows at a time, of every query head of the group. Each warpgroup issues its sum of
+the last block and its scores of the next together. P goes from one to the other through shared memory, while the tensor
 cores work for the other one: the first computes exponentials while dP runs, the second dS while dV does.
 
 Nothing is added up in memory: the bits are the same every time.
