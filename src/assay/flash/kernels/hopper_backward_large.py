@@ -335,8 +335,8 @@ def sum_values(
         member = 0
         mbarrier.wait(buffers.k_full, count & 1)
         mbarrier.wait(buffers.q_full.index(step % STAGES), (step // STAGES) & 1)
-        q = buffers.q.index(step % STAGES)
-        s = warpgroup_mma(buffers.k.index(0), q.permute((1, 0)), empty, use_acc=False, is_async=True)
+        first = buffers.q.index(step % STAGES).permute((1, 0))
+        s = warpgroup_mma(buffers.k.index(0), first, empty, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         p = send(s, block, member, step, buffers, work, span, scores, heads, group, P_LAYOUT)
         for _ in range(1, (work.end - work.begin) * group):
@@ -351,8 +351,8 @@ def sum_values(
             mbarrier.wait(buffers.q_full.index(step % STAGES), (step // STAGES) & 1)
             empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
             k = buffers.k.index(step >> 30)  # looked up at every turn: addresses kept would fill the registers
-            q = buffers.q.index(step % STAGES)
-            s = warpgroup_mma(k, q.permute((1, 0)), empty, use_acc=False, is_async=True)
+            q = buffers.q.index(step % STAGES).permute((1, 0))
+            s = warpgroup_mma(k, q, empty, use_acc=False, is_async=True)
             dv = warpgroup_mma_wait(1, deps=(dv,))
             mbarrier.arrive(buffers.do_empty.index(before), count=1)
             s = warpgroup_mma_wait(0, deps=(s,))
@@ -392,8 +392,8 @@ def sum_keys(
         block = work.begin
         mbarrier.wait(buffers.v_full, count & 1)
         mbarrier.wait(buffers.do_full.index(step % STAGES), (step // STAGES) & 1)
-        do = buffers.do.index(step % STAGES)
-        dp = warpgroup_mma(buffers.v.index(0), do.permute((1, 0)), empty, use_acc=False, is_async=True)
+        first = buffers.do.index(step % STAGES).permute((1, 0))
+        dp = warpgroup_mma(buffers.v.index(0), first, empty, use_acc=False, is_async=True)
         dp = warpgroup_mma_wait(0, deps=(dp,))
         ds = receive(dp, block, step, buffers, work, PACKED, DS_LAYOUT)
         for _ in range(1, (work.end - work.begin) * group):
@@ -407,8 +407,8 @@ def sum_keys(
             mbarrier.wait(buffers.do_full.index(step % STAGES), (step // STAGES) & 1)
             empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
             v = buffers.v.index(step >> 30)
-            do = buffers.do.index(step % STAGES)
-            dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
+            do = buffers.do.index(step % STAGES).permute((1, 0))
+            dp = warpgroup_mma(v, do, empty, use_acc=False, is_async=True)
             dk = warpgroup_mma_wait(1, deps=(dk,))
             mbarrier.arrive(buffers.q_empty.index(before), count=1)
             dp = warpgroup_mma_wait(0, deps=(dp,))
