@@ -104,7 +104,7 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
     """Fill `dq`."""
     q, k, v, dout, log2_lse, delta = tensors
     dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
-    small = max(dim, value_dim) <= 128
+    large = max(dim, value_dim) > 128
     batches, heads = q.shape[:2]
     cu = call.cu_seqlens_q
     blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
@@ -132,8 +132,8 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
         value_dim,
         keys,
         2,
-        2 if small else 1,
-        small,
+        1 if large else 2,
+        large,
         num_warps=4,
     )
 

@@ -152,7 +152,8 @@ def gradient(p, dp, start, own, work, span, MASKED: gl.constexpr):
 @gluon.jit
 def over_blocks(
     first, last, earlier, ds, dq, own, buffers, work, span, scores,
-    consumer: gl.constexpr, COLUMNS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, MASKED: gl.constexpr,
+    consumer: gl.constexpr, COLUMNS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    LARGE: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile.
 
@@ -164,8 +165,9 @@ def over_blocks(
         step = earlier + back
         before, stage, v_stage = (step - 1) % K_STAGES, step % K_STAGES, step % V_STAGES
         empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
-        # Looked up at every turn: addresses kept around the loop would fill the registers. There are no 2³⁰ blocks.
-        here = consumer + (step >> 30)
+        here = consumer
+        if LARGE:  # looked up at every turn: addresses kept around the loop would fill the registers
+            here += step >> 30  # 0
         q, do = buffers.q.index(here), buffers.do.index(here)
         dq = warpgroup_mma(unpacked(ds, buffers.k.dtype, DS_LAYOUT), buffers.k.index(before), dq, is_async=True)
         mbarrier.wait(buffers.k_full.index(stage), (step // K_STAGES) & 1)
@@ -189,7 +191,7 @@ def consume(
     dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores, batches, heads, group,
     buffers,
     consumer: gl.constexpr, DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, COLUMNS: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, OWN_BUFFER: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -199,11 +201,19 @@ def consume(
     step = 0
     while tile < tiles:
         work = work_of(tile, places, span, batches, heads, group, COLUMNS)
-        attend(
-            dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores, heads,
-            buffers, work, count, step, consumer, DIM, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, OWN_BUFFER,
+        dq = attend(
+            log2_lse, delta, room, places, span, scores, heads, buffers, work, count, step,
+            consumer, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, LARGE,
         )  # fmt: skip
         step += work.end - work.begin
+        if LARGE:  # worked out again: kept over the loops it would fill the registers
+            work = work_of(tile + (step >> 30), places, span, batches, heads, group, COLUMNS)
+        rows_at = work.batch, work.head, work.before_q, work.first_row + consumer * ROWS, work.len_q
+        buffer = buffers.out.index(consumer)
+        put(dq_tiles, dq_out, dq_strides, dq * gradient_scale, rows_at, buffer, places is not None, DIM)
+        if LARGE:
+            tma.store_wait(0)  # dQ went through Q's buffer
+            mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
         slot = count & 1
         mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
         tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
@@ -215,12 +225,11 @@ def consume(
 
 @gluon.jit
 def attend(
-    dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores, heads, buffers, work,
-    count, earlier,
-    consumer: gl.constexpr, DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, COLUMNS: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, OWN_BUFFER: gl.constexpr,
+    log2_lse, delta, room, places, span, scores, heads, buffers, work, count, earlier,
+    consumer: gl.constexpr, BLOCK_DIM: gl.constexpr, COLUMNS: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
 ):  # fmt: skip
-    """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
+    """dQ of 64 rows, over all their blocks of keys; `earlier` is how many came before this tile, the count-th."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DIM, 16])
     DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, DQ_LAYOUT, 2)
@@ -261,29 +270,25 @@ def attend(
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
     ds, dq = over_blocks(
-        1, right, earlier, ds, dq, own, buffers, work, span, scores, consumer, COLUMNS, K_STAGES, V_STAGES, True
-    )
+        1, right, earlier, ds, dq, own, buffers, work, span, scores,
+        consumer, COLUMNS, K_STAGES, V_STAGES, LARGE, True,
+    )  # fmt: skip
     ds, dq = over_blocks(
-        right, left, earlier, ds, dq, own, buffers, work, span, scores, consumer, COLUMNS, K_STAGES, V_STAGES, False
-    )
+        right, left, earlier, ds, dq, own, buffers, work, span, scores,
+        consumer, COLUMNS, K_STAGES, V_STAGES, LARGE, False,
+    )  # fmt: skip
     if span.left is not None:
         ds, dq = over_blocks(
             left, work.end - work.begin, earlier, ds, dq, own, buffers, work, span, scores,
-            consumer, COLUMNS, K_STAGES, V_STAGES, True,
+            consumer, COLUMNS, K_STAGES, V_STAGES, LARGE, True,
         )  # fmt: skip
-    if OWN_BUFFER:
+    if not LARGE:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     stage = (earlier + work.end - work.begin - 1) % K_STAGES
     dq = warpgroup_mma(unpacked(ds, dtype, DS_LAYOUT), buffers.k.index(stage), dq, is_async=True)
     dq = warpgroup_mma_wait(0, deps=(dq,))
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-
-    rows_at = work.batch, work.head, work.before_q, first, work.len_q
-    buffer = buffers.out.index(consumer)
-    put(dq_tiles, dq_out, dq_strides, dq * gradient_scale, rows_at, buffer, places is not None, DIM)
-    if not OWN_BUFFER:
-        tma.store_wait(0)  # dQ went through Q's buffer
-        mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
+    return dq
 
 
 @gluon.jit
@@ -323,18 +328,18 @@ def attention_backward_q_hopper(
     q_tiles, do_tiles, k_tiles, v_tiles, dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, counter,
     places, span, scores, batches, heads, group,
     DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, OWN_BUFFER: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start; `places` is None, or see `blocks_of`.
 
-    `log2_lse` and `delta` are (B·H, room), as `prepare_backward` fills them.
+    `log2_lse` and `delta` are (B·H, room), as `prepare_backward` fills them. LARGE: heads that fill the registers.
     """
     dtype: gl.constexpr = q_tiles.dtype
     q = shared(dtype, CONSUMERS, ROWS, BLOCK_DIM)
-    if OWN_BUFFER:
-        out_buffer = shared(dtype, CONSUMERS, ROWS, BLOCK_DIM)
-    else:  # large heads leave no room for one of its own
+    if LARGE:  # no room for one of its own
         out_buffer = q
+    else:
+        out_buffer = shared(dtype, CONSUMERS, ROWS, BLOCK_DIM)
     buffers = Buffers(
         q=q,
         do=shared(dtype, CONSUMERS, ROWS, BLOCK_VALUE_DIM),
@@ -358,9 +363,9 @@ def attention_backward_q_hopper(
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group,
                        COLUMNS, K_STAGES, V_STAGES)),
             (consume, (dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores,
-                       batches, heads, group, buffers, 0, DIM, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, OWN_BUFFER)),
+                       batches, heads, group, buffers, 0, DIM, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, LARGE)),
             (consume, (dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores,
-                       batches, heads, group, buffers, 1, DIM, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, OWN_BUFFER)),
+                       batches, heads, group, buffers, 1, DIM, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, LARGE)),
         ],
         [4, 4],
         [240, 240],
