@@ -179,6 +179,8 @@ def over_blocks(
         s = warpgroup_mma_wait(1, deps=(s,))
         start = (work.end - 1 - back) * COLUMNS
         p = probabilities(s, start, own, work, scores)
+        # Open since before dP. Without it the assembler puts the exponentials behind the wait for dP.
+        mbarrier.wait(buffers.v_full.index(v_stage), (step // V_STAGES) & 1)
         dp = warpgroup_mma_wait(0, deps=(dp,))
         mbarrier.arrive(buffers.v_empty.index(v_stage), count=1)
         exact = gradient(p, dp, start, own, work, span, MASKED)
