@@ -112,9 +112,13 @@ def backward(
     tensors = (*_positive_scale(call), aligned(dout), log2_lse, delta)
     if hopper.takes_backward(call):
         hopper.backward(call, tensors, dq_sums, dq, dk, dv, *rest)
+    elif hopper.takes_backward_kv_large(call):
+        hopper.backward_kv_large(call, tensors, dk, dv, *rest)
     else:
         _backward_kv(call, tensors, dk, dv, rest)
-    if dq_sums is None:
+    if dq_sums is None and hopper.takes_backward_q(call):
+        hopper.backward_q(call, tensors, dq, *rest)
+    elif dq_sums is None:
         _backward_q(call, tensors, dq, rest)
     dbias = dsinks = None
     if needs_bias and call.bias is not None:

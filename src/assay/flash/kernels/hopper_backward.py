@@ -533,33 +533,3 @@ def attention_backward_hopper(
         [4, 4],
         [240, 240],
     )  # fmt: skip
-
-
-@triton.jit
-def attention_cast_dq(
-    sums: tl.tensor,
-    dq: tl.tensor,
-    dq_strides: tl.tuple,
-    span: tl.tuple,
-    scale: tl.tensor,
-    room: tl.tensor,
-    heads: tl.tensor,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-) -> None:
-    """What `add_q` added up, in order, scaled and cast. Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch."""
-    PARTS: tl.constexpr = BLOCK_DIM // 64
-    head, batch = tl.program_id(1), tl.program_id(2)
-    block, part, sequence = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(2)
-    if span.cu_q is not None:
-        sequence, block, _ = place_of(span.cu_q, span.sequences, block, 64)
-        if sequence == span.sequences:
-            return
-    first_row, _, length, _ = bounds(span, sequence)
-    line = (batch * heads + head).to(tl.int64) * room + line_of(span, sequence) + block * 64
-    x = tl.load(sums + (line // 64 * PARTS + part) * 4096 + tl.arange(0, 4096)) * scale
-    x = tl.reshape(tl.permute(tl.reshape(x.to(dq.dtype.element_ty), (8, 4, 8, 4, 2, 2)), (1, 4, 2, 0, 3, 5)), (64, 64))
-    row = block * 64 + tl.arange(0, 64)[:, None]
-    dims = part * 64 + tl.arange(0, 64)[None, :]
-    dq += batch.to(tl.int64) * dq_strides[0] + head.to(tl.int64) * dq_strides[1]
-    tl.store(dq + (first_row + row).to(tl.int64) * dq_strides[2] + dims, x, mask=(row < length) & (dims < DIM))
