@@ -375,7 +375,10 @@ def attention_cast_dq(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ) -> None:
-    """What `hopper_backward.add_q` added up, in order, scaled and cast. Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch."""
+    """What `hopper_backward.add_q` added up, in order, scaled and cast.
+
+    Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch.
+    """
     PARTS: tl.constexpr = BLOCK_DIM // 64
     head, batch = tl.program_id(1), tl.program_id(2)
     block, part, sequence = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(2)

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import triton
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
-import triton.language as tl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -44,7 +42,6 @@ from assay.flash.kernels.hopper_shared import (
     tanh,
     write,
 )
-from assay.flash.kernels.tile import bounds, line_of, place_of
 
 KEYS = gl.constexpr(2 * 64)  # of a CTA
 STAGES = gl.constexpr(2)
