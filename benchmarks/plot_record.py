@@ -79,8 +79,6 @@ def _draw(figure: Figure, record: Record) -> None:
 
 
 def _panel(axes: Axes, points: Sequence[Point], record: Record) -> None:
-    from matplotlib.patheffects import withStroke
-
     ceiling = matmul(record)
     if ceiling:
         axes.axhline(ceiling, color=_GREY, linewidth=1.1, linestyle=(0, (4, 2)))
@@ -98,15 +96,15 @@ def _panel(axes: Axes, points: Sequence[Point], record: Record) -> None:
             label=who,
         )
         if who == OURS and drawn:
+            above = not ceiling or not 0.8 * ceiling < drawn[-1][1] < ceiling  # not into the matmul's line
             axes.annotate(
                 f"{drawn[-1][1]:.0f}",
                 drawn[-1],
-                xytext=(0, 5),
+                xytext=(0, 5 if above else -12),
                 textcoords="offset points",
                 ha="center",
                 fontsize=8,
                 color=colour,
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )
     lengths = sorted({point.length for part in ("forward", "backward") for point in record.of(part)})
     axes.set_xscale("log", base=2)

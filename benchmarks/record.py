@@ -78,7 +78,7 @@ class Case:
 
     @property
     def twin(self) -> Case | None:
-        """The plain case of (nearly) the same FLOPs a token that a kind is held against, by TFLOP/s."""
+        """The plain case of about the same FLOPs that a kind is held against, by TFLOP/s."""
         length, causal = self.length, self.causal
         if self.kind == "ragged":
             length = -(-length // _ROWS) * _ROWS
