@@ -96,13 +96,12 @@ def _panel(axes: Axes, points: Sequence[Point], record: Record) -> None:
             label=who,
         )
         if who == OURS and drawn:
-            above = not ceiling or not 0.8 * ceiling < drawn[-1][1] < ceiling  # not into the matmul's line
             axes.annotate(
                 f"{drawn[-1][1]:.0f}",
                 drawn[-1],
-                xytext=(0, 5 if above else -12),
+                xytext=(6, 0),
                 textcoords="offset points",
-                ha="center",
+                va="center",
                 fontsize=8,
                 color=colour,
             )
@@ -110,6 +109,7 @@ def _panel(axes: Axes, points: Sequence[Point], record: Record) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
     axes.minorticks_off()
+    axes.set_xlim(0.8 * lengths[0], 1.9 * lengths[-1])  # with room for the figure at the end of ours
     rates = [rate for part in PASSES for point in record.of(part) if (rate := point.rate(OURS)) is not None]
     axes.set_ylim(0, 1.1 * max([ceiling or 0.0, *rates]))
 
