@@ -134,6 +134,7 @@ def backward(
         scores,
         abs(call.scale),
         room,
+        batches,
         heads,
         kv_heads,
         call.group,

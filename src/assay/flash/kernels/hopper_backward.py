@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_keys import work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
@@ -76,73 +77,6 @@ class Buffers(NamedTuple):
     """Packed: a tile is there, and not yet cleaned."""
 
 
-class Work(NamedTuple):
-    """A CTA's keys, and the rows that see them."""
-
-    batch: Any
-    kv_head: Any
-    sequence: Any
-    before_q: Any
-    """Rows of earlier sequences."""
-    before_k: Any
-    first_key: Any
-    """Within the sequence, as all that follow."""
-    len_q: Any
-    len_k: Any
-    line: Any
-    """Where the sequence's rows begin in the lines of LSE, delta and dQ."""
-    begin: Any
-    """Blocks of rows: those from begin to end see the keys, those between the middle two all of them."""
-    whole_begin: Any
-    whole_end: Any
-    end: Any
-
-
-@gluon.jit
-def work_of(places, span, kv_heads, SIZE: gl.constexpr):
-    """CTAs go by heads, whose Q and dO stay in the cache; of a head, early keys, which more rows see, go first."""
-    if places is None:
-        blocks = gl.cdiv(span.keys, KEYS)
-    else:
-        blocks = gl.num_programs(0) // kv_heads
-    any_head = gl.program_id(0) // blocks
-    block = gl.program_id(0) % blocks
-    batch, kv_head = any_head // kv_heads, any_head % kv_heads
-    sequence = batch
-    before_q = 0
-    before_k = 0
-    line = 0
-    len_q, len_k = span.queries, span.keys
-    if places is not None:
-        sequence = gl.load(places + 1 + 2 * block)
-        block = gl.load(places + 2 + 2 * block)
-        before_q, before_k = gl.load(span.cu_q + sequence), gl.load(span.cu_k + sequence)
-        len_q, len_k = gl.load(span.cu_q + sequence + 1) - before_q, gl.load(span.cu_k + sequence + 1) - before_k
-        line = (before_q // 128 + sequence) * 128
-    first = block * KEYS
-    last = gl.minimum(first + KEYS, len_k) - 1
-    shift = len_k - len_q
-    begin = 0
-    end = gl.cdiv(len_q, SIZE)
-    whole_begin = 0
-    whole_end = len_q // SIZE
-    if span.right is not None:
-        begin = gl.minimum(gl.maximum(first - shift - span.right, 0) // SIZE, end)
-        whole_begin = gl.cdiv(gl.maximum(last - shift - span.right, 0), SIZE)
-    if span.left is not None:
-        end = gl.minimum(end, gl.cdiv(gl.maximum(last - shift + span.left + 1, 0), SIZE))
-        whole_end = gl.minimum(whole_end, gl.maximum(first - shift + span.left + 1, 0) // SIZE)
-    if first >= len_k:  # packed: there are fewer blocks than CTAs
-        end = 0
-    if first + KEYS > len_k:
-        whole_end = 0
-    begin = gl.minimum(begin, gl.maximum(end - 1, 0))
-    end = gl.maximum(end, begin + 1)  # keys that nobody sees go over one block, all of it masked
-    return Work(
-        batch, kv_head, sequence, before_q, before_k, first, len_q, len_k, line, begin, whole_begin, whole_end, end
-    )
-
-
 @gluon.jit
 def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned, PACKED: gl.constexpr):
     """A tile by the copy engine; where another packed sequence follows in it, cleaned. How often, so far, is returned.
@@ -165,13 +99,14 @@ def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned,
 
 @gluon.jit
 def produce(
-    q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, buffers, places, span, room, heads, kv_heads, group,
+    q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, buffers, places, span, room, batches, heads,
+    kv_heads, group,
     PARTS: gl.constexpr,
 ):  # fmt: skip
     """K and V once, then block after block of rows, each into the stage that the consumers left longest ago."""
     PACKED: gl.constexpr = places is not None
     SIZE: gl.constexpr = PARTS * ROWS
-    work = work_of(places, span, kv_heads, SIZE)
+    work = work_of(gl.program_id(0), places, span, batches, kv_heads, KEYS, SIZE, 1)
     cleaned = 0
     for i in gl.static_range(2):
         cleaned = bring(
@@ -222,6 +157,12 @@ def produce(
         mbarrier.arrive(full, count=1)
         place = [work.batch, work.kv_head * group, work.before_q, 0]
         tma.async_copy_global_to_shared(q_tiles, place, full, buffers.q.index(stage))
+
+
+@gluon.jit
+def is_masked(block, work):
+    """Keys that are not there are masked, too: no LSE counts them, their P may be infinite, and 0 · ∞ is NaN."""
+    return (block < work.whole_begin) | (block >= work.whole_end) | (work.first_key + KEYS > work.len_k)
 
 
 @gluon.jit
@@ -310,7 +251,7 @@ def step_128(
     mbarrier.wait(buffers.do_full.index(stage), phase)
     v = buffers.v.index(consumer + nothing(step))
     dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
-    masked = (block < work.whole_begin) | (block >= work.whole_end)
+    masked = is_masked(block, work)
     p, slant = probabilities(
         s, buffers.lse.index(stage).load(COLUMN), block * ROWS, masked, keys, slope, work, span, scores
     )
@@ -358,7 +299,7 @@ def step_64(
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q0, q1 = buffers.q.index(stage * 2), buffers.q.index(stage * 2 + 1)
     do0, do1 = buffers.do.index(stage * 2), buffers.do.index(stage * 2 + 1)
-    masked = (block < work.whole_begin) | (block >= work.whole_end)
+    masked = is_masked(block, work)
     mbarrier.wait(buffers.q_full.index(stage), phase)
     s0 = warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(buffers.do_full.index(stage), phase)
@@ -406,7 +347,7 @@ def step_64(
 @gluon.jit
 def consume(
     dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span, scores,
-    gradient_scale, room, heads, kv_heads, group,
+    gradient_scale, room, batches, heads, kv_heads, group,
     consumer: gl.constexpr, DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
 ):  # fmt: skip
     """Its 64 keys over all rows that see them."""
@@ -415,7 +356,7 @@ def consume(
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     PARTS: gl.constexpr = 128 // BLOCK_DIM
     SIZE: gl.constexpr = PARTS * ROWS
-    work = work_of(places, span, kv_heads, SIZE)
+    work = work_of(gl.program_id(0), places, span, batches, kv_heads, KEYS, SIZE, 1)
     keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     dk = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
     dv = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
@@ -491,7 +432,7 @@ def slope_of(scores, work, heads, head):
 @gluon.jit
 def attention_backward_hopper(
     q_tiles, k_tiles, v_tiles, do_tiles, lse_lines, delta_lines, dq_lines, dk_tiles, dv_tiles, dk_out, dv_out,
-    dk_strides, dv_strides, places, span, scores, gradient_scale, room, heads, kv_heads, group,
+    dk_strides, dv_strides, places, span, scores, gradient_scale, room, batches, heads, kv_heads, group,
     DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of 128 keys of all heads. Lines of a head are `room` long; `dq_lines` are of […, 256] numbers."""
@@ -521,11 +462,13 @@ def attention_backward_hopper(
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, buffers, places, span, room,
-                       heads, kv_heads, group, PARTS)),
+                       batches, heads, kv_heads, group, PARTS)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
-                       scores, gradient_scale, room, heads, kv_heads, group, 0, DIM, VALUE_DIM, BLOCK_DIM, ADD_Q)),
+                       scores, gradient_scale, room, batches, heads, kv_heads, group, 0, DIM, VALUE_DIM, BLOCK_DIM,
+                       ADD_Q)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
-                       scores, gradient_scale, room, heads, kv_heads, group, 1, DIM, VALUE_DIM, BLOCK_DIM, ADD_Q)),
+                       scores, gradient_scale, room, batches, heads, kv_heads, group, 1, DIM, VALUE_DIM, BLOCK_DIM,
+                       ADD_Q)),
         ],
         [4, 4],
         [240, 240],

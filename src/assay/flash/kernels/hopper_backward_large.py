@@ -27,10 +27,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.hopper_backward_q import put
-from assay.flash.kernels.hopper_keys import KEYS, blocks_of, work_of
+from assay.flash.kernels.hopper_keys import blocks_of, work_of
 from assay.flash.kernels.hopper_shared import LOG2_E, ROWS, barriers, clean, packed, shared, tanh, unpacked
 
+KEYS = gl.constexpr(64)  # of a tile
 STAGES = gl.constexpr(2)
+TOGETHER = gl.constexpr(4)  # heads
 UP = gl.constexpr(12)
 """P is computed 2¹² times as large: then FP16 holds small ones as well, and a P that rounding makes larger than 1."""
 
@@ -75,21 +77,19 @@ def produce(
 ):  # fmt: skip
     """Tile after tile: K and V, and block by block Q with the LSE and dO with delta."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    tiles = blocks_of(places, span) * batches * kv_heads
+    tiles = blocks_of(places, span, KEYS) * batches * kv_heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     cleaned = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads)
+        work = work_of(tile, places, span, batches, kv_heads, KEYS, ROWS, TOGETHER)
         keys_at = [work.batch, work.kv_head, work.before_k + work.first_key, 0]
         head = work.kv_head * group
         block = work.begin
         for i in range((work.end - work.begin) * group):
             rows_at = [work.batch, head, work.before_q + block * ROWS, 0]
-            line = (work.batch * (kv_heads * group) + head) * room + block * ROWS
-            if places is not None:  # sequences begin at whole 128s there
-                line += (work.before_q // 128 + work.sequence) * 128
+            line = (work.batch * (kv_heads * group) + head) * room + work.line + block * ROWS
             there = work.len_q - block * ROWS
             stage = step % STAGES
             phase = ((step // STAGES) & 1) ^ 1
@@ -248,12 +248,12 @@ def sum_values(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, DV_LAYOUT, 2)
     dtype: gl.constexpr = buffers.q.dtype
     heads = kv_heads * group
-    tiles = blocks_of(places, span) * batches * kv_heads
+    tiles = blocks_of(places, span, KEYS) * batches * kv_heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads)
+        work = work_of(tile, places, span, batches, kv_heads, KEYS, ROWS, TOGETHER)
         dv = gl.zeros([KEYS, BLOCK_DIM], gl.float32, DV_LAYOUT)
         empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
         block = work.begin
@@ -306,12 +306,12 @@ def sum_keys(
     DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, DK_LAYOUT, 2)
     PACKED: gl.constexpr = places is not None
     dtype: gl.constexpr = buffers.q.dtype
-    tiles = blocks_of(places, span) * batches * kv_heads
+    tiles = blocks_of(places, span, KEYS) * batches * kv_heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads)
+        work = work_of(tile, places, span, batches, kv_heads, KEYS, ROWS, TOGETHER)
         dk = gl.zeros([KEYS, BLOCK_DIM], gl.float32, DK_LAYOUT)
         empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
         block = work.begin
