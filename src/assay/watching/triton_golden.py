@@ -263,7 +263,7 @@ def _forward(
     y *= inverse[:, None]
     _put(out + head * queries * VALUE_DIM, y, rows, queries, VALUE_DIM, VALUE_WIDE)
     entropy = (total * tl.log(_nonzero(whole)) - weighted) * inverse
-    nan = (total != total) & (most < float("inf"))  # max and min pass over them
+    nan = (total != total) & (most != float("inf"))  # max and min pass over them
     place, inside = head * queries + rows, rows < queries
     tl.store(factors + place, base, mask=inside)
     tl.store(factors + all_rows + place, inverse, mask=inside)
