@@ -64,7 +64,7 @@ def check_against_golden(dtype: torch.dtype, many: int) -> None:
     ]
     for mine, theirs in masks:
         call = call_of(40, 45, dtype, many, **mine)
-        tensors = {"q": call.q, "k": call.k, "v": call.v, "scale": 0.3}
+        tensors: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v, "scale": 0.3}
         out, *gradients = check(call)
         near(out, golden_attention(**tensors, **theirs))
         assert torch.equal(out, golden(call, None, HIDDEN, TILES)[0][0])  # without gradients

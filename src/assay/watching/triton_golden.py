@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from assay.watching.adjusting import unexpanded
+
 if TYPE_CHECKING:
     from assay.watching.call import AttentionCall
 
@@ -123,20 +125,27 @@ def _adjusting(call: AttentionCall) -> tuple[dict[str, Any], dict[str, Any]]:
     batch, heads, queries, _ = call.q.shape
     bias, slopes, sinks = call.bias, call.slopes, call.sinks
     if bias is not None:
-        bias = bias.expand(batch, heads, queries, call.k.shape[2])
+        bias = _in_double(bias).expand(batch, heads, queries, call.k.shape[2])
     strides = (0, 0, 0, 0) if bias is None else bias.stride()
     numbers = call.q.new_full((2,), call.scale, dtype=torch.float64)  # as arguments they would be FP32
     if call.softcap is not None:
         numbers[1:].fill_(call.softcap)
     adjusting = {
-        "bias": call.q if bias is None else bias.view(torch.int8) if bias.dtype == torch.bool else bias,
+        "bias": numbers if bias is None else bias,
         **dict(zip(("bias_b", "bias_h", "bias_q", "bias_k"), strides, strict=True)),
         "slopes": numbers if slopes is None else slopes.double().expand(batch, heads).contiguous(),
         "numbers": numbers, "heads": heads, "all_rows": batch * heads * queries,
-        "BIAS": "none" if bias is None else "bool" if bias.dtype == torch.bool else "float",
-        "SLOPES": slopes is not None, "SOFTCAP": call.softcap is not None,
+        "BIAS": bias is not None, "SLOPES": slopes is not None, "SOFTCAP": call.softcap is not None,
     }  # fmt: skip
     return adjusting, {"sinks": numbers if sinks is None else sinks.double().contiguous(), "SINKS": sinks is not None}
+
+
+def _in_double(bias: Tensor) -> Tensor:
+    """As it is added. Triton 3.6 lays out what it multiplies by the narrowest number it is made of, so all are FP64."""
+    bias = unexpanded(bias)
+    if bias.dtype != torch.bool:
+        return bias.double()
+    return torch.zeros(bias.shape, dtype=torch.float64, device=bias.device).masked_fill_(~bias, -torch.inf)
 
 
 @triton.jit
@@ -169,13 +178,10 @@ def _scores(
     if SLOPES:
         s -= slope * tl.abs(own - at[None, :]).to(tl.float64)
     visible = (at[None, :] < keys) & (at[None, :] >= own - left) & (at[None, :] <= own + right)
-    if BIAS != "none":
+    if BIAS:
         there = bias + rows.to(tl.int64)[:, None] * bias_q + at.to(tl.int64)[None, :] * bias_k
-        added = tl.load(there, mask=visible & (rows < queries)[:, None], other=0)
-        if BIAS == "bool":
-            visible = visible & (added != 0)
-        else:
-            s += added.to(tl.float32).to(tl.float64) if added.dtype != tl.float64 else added
+        added = tl.load(there, mask=visible & (rows < queries)[:, None], other=0.0)
+        s = tl.where(added == -float("inf"), added, s + added)  # also where s is NaN
     return tl.where(visible, s, -float("inf")), slack
 
 
