@@ -46,7 +46,7 @@ TILES = {
     64: Tiles(Tile(64, 32, 4), Tile(64, 16, 4), Tile(64, 16, 4)),
     128: Tiles(Tile(32, 32, 4), Tile(32, 16, 4), Tile(32, 16, 8)),
 }
-"""By the widest head dimension they are for; so that no loop spills registers."""
+"""By the widest head dimension they are for. Compiled for sm_90 without a mask, at most five registers are spilled."""
 _HELD = 1 << 31
 """Bytes of probabilities and of their gradients held at a time."""
 _UNLIMITED = 1 << 30
