@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.watching.call import AttentionCall
+from assay.watching.exact import exact
 from assay.watching.plain import plain
 from assay.watching.scores import Scores
 
@@ -49,7 +50,7 @@ class PackedCall:
     def golden(self, grad: Tensor | None) -> tuple[Sequence[Tensor], Scores]:
         """The same in FP64, and what the scores of all are like."""
         scores = Scores(self.dtype, any(part.sinks is not None for part in self.parts))
-        return self.each(grad, lambda part, own: plain(part.in_double(), own, scores)), scores
+        return self.each(grad, lambda part, own: exact(part, own, scores)), scores
 
     def columns(self) -> dict[str, Any]:
         """What rows say of it: the lengths are those of the longest sequence."""
