@@ -51,6 +51,11 @@ class PackedCall:
         scores = Scores(self.dtype, any(part.sinks is not None for part in self.parts))
         return self.each(grad, lambda part, own: plain(part.in_double(), own, scores)), scores
 
+    def gives(self, x: Tensor) -> bool:
+        """Whether `x` can be its output."""
+        first, rows = self.parts[0], sum(part.q.shape[2] for part in self.parts)
+        return x.shape == (1, first.q.shape[1], rows, first.v.shape[3])
+
     def columns(self) -> dict[str, Any]:
         """What rows say of it: the lengths are those of the longest sequence."""
         return self._longest.columns() | {"batch": len(self.parts)}

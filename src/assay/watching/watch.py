@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import threading
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,9 +18,11 @@ from torch import Tensor, nn
 from assay.results.record import Record
 from assay.watching.adapters import Adapter, Arguments, FunctionAdapter
 from assay.watching.catching import Replaced
+from assay.watching.compiled import Uncompiled
 from assay.watching.gradients import Gradients, own_views
 from assay.watching.ledger import Ledger
 from assay.watching.others import OTHERS, Call
+from assay.watching.registered import tables
 from assay.watching.rows import Seen
 from assay.watching.running import OUTSIDE, Running
 from assay.watching.summary import summary
@@ -31,9 +31,6 @@ from assay.watching.worst import Worst
 
 Function = Callable[..., Any]
 _active = threading.Lock()
-_COMPILED = (
-    "The model is compiled, and the watch cannot look into compiled code: it runs uncompiled while it is watched."
-)
 
 
 def watch(
@@ -93,6 +90,7 @@ class Watch:
         self._model, self._share, self._also, self._golden = model, share, also, golden
         self._ledger: Ledger | None = None
         self._running: Running | None = None
+        self._uncompiled: Uncompiled
         self._open = ExitStack()
         self._busy = threading.local()
         self._layers: dict[str, int] = {}
@@ -153,12 +151,7 @@ class Watch:
             self._ledger = self._make()
             stack.callback(self._ledger.close)
             stack.callback(self._settled)
-            if any(map(_is_compiled, self._model.modules())):
-                warnings.warn(_COMPILED, stacklevel=2)
-                stack.enter_context(warnings.catch_warnings())
-                warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
-            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self._uncompiled = Uncompiled(self._model, self._also, stack)
             self._running = Running(self._model, self._settled)
             stack.callback(self._running.close)
             self._catch(stack)
@@ -201,8 +194,9 @@ class Watch:
         return self._running
 
     def _catch(self, stack: ExitStack) -> None:
-        replaced = Replaced(self._model)
+        replaced = Replaced(self._model, tables(self._model))
         stack.callback(replaced.restore)
+        replaced.replace_in(torch, "compile", self._uncompiled.compiling(torch.compile))
         others = {
             function: self._wrapped(replaced.genuine(function), adapter) for function, adapter in targets(self._model)
         }
@@ -253,6 +247,8 @@ class Watch:
         assert self._running is not None
         layer, step, number = self._running.place()
         self._found += 1
+        if layer not in self._layers:
+            self._uncompiled.look()
         turn = step + self._layers.setdefault(layer, len(self._layers))
         if turn and math.floor(turn * self._share) == math.floor((turn - 1) * self._share):
             return adapter.invoke(function, arguments)
@@ -262,11 +258,14 @@ class Watch:
         if isinstance(call, str):
             self.skipped[call] += 1
             return adapter.invoke(function, arguments)
-        seen = Seen(layer=layer, step=step, call=number, implementation=adapter.name)
+        seen = Seen(layer=layer, step=step, call=number, implementation=adapter.named(arguments))
         names = adapter.differentiated(arguments)
         views = own_views(adapter, arguments, names) if torch.is_grad_enabled() else {}
         result = adapter.invoke(function, arguments | views)
         out, ledger = adapter.output(result), self._entered()
+        if out is None or not call.gives(adapter.seen_output(out)):
+            self.skipped["a result that is no tensor" if out is None else "an output of an unexpected shape"] += 1
+            return result
         waits = bool(views) and out.requires_grad
         one = ledger.output(seen, call, adapter.seen_output(out), waits)
         if waits:
@@ -282,11 +281,6 @@ class Watch:
 def _transforms() -> bool:
     """Whether vmap, grad or another of torch.func's is at work: their tensors cannot be looked into."""
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """By torch.compile(module), or by module.compile()."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _name(function: Function) -> str:
