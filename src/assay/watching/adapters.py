@@ -48,6 +48,10 @@ class Adapter:
         """Names of the arguments whose gradients are compared."""
         return self.tensors
 
+    def views(self, arguments: Arguments) -> dict[str, Tensor] | None:
+        """Views through which only this call's gradients flow, where they had to be made before; else None."""
+        return None
+
     def output(self, result: Any) -> Tensor | None:
         """The tensor among what it returned; None if there is none."""
         out = result[0] if isinstance(result, tuple) else result
@@ -95,6 +99,10 @@ class FunctionAdapter:
     def differentiated(self, arguments: Arguments) -> tuple[str, ...]:
         """All floating tensors."""
         return tuple(name for name, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point())
+
+    def views(self, arguments: Arguments) -> dict[str, Tensor] | None:
+        """Views through which only this call's gradients flow, where they had to be made before; else None."""
+        return None
 
     def output(self, result: Any) -> Tensor | None:
         """The tensor, or the first of several; None if there is none."""

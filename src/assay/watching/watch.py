@@ -27,6 +27,7 @@ from assay.watching.rows import Seen
 from assay.watching.running import OUTSIDE, Running
 from assay.watching.summary import summary
 from assay.watching.targets import targets
+from assay.watching.two_steps import SCORES, TwoSteps, owners
 from assay.watching.worst import Worst
 
 Function = Callable[..., Any]
@@ -200,6 +201,13 @@ class Watch:
         others = {
             function: self._wrapped(replaced.genuine(function), adapter) for function, adapter in targets(self._model)
         }
+        kinds = list(owners(self._model))
+        if kinds:
+            steps = TwoSteps(self._away, lambda: self._followed().layer, self._see, self._lost)
+            stack.callback(steps.close)
+            for kind in kinds:
+                replaced.replace_in(kind, SCORES, steps.first(vars(kind)[SCORES]))
+            others[torch.bmm] = steps.second(replaced.genuine(torch.bmm))
         for fast, plain in self._also.items():
             beside = FunctionAdapter(name=_name(fast), plain=plain)
             if isinstance(fast, nn.Module):
@@ -214,17 +222,26 @@ class Watch:
     def _wrapped(self, function: Function, adapter: Adapter | FunctionAdapter) -> Function:
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            # What it calls in turn is part of it; and what is being compiled cannot be looked into.
-            away = getattr(self._busy, "now", False) or self._followed().between
-            if away or torch.compiler.is_compiling():
+            if self._away():
                 return function(*args, **kwargs)
             arguments = adapter.bound(args, kwargs)
-            if not adapter.applies(arguments):
-                return function(*args, **kwargs)
-            with self._looking_away():
-                return self._call(function, adapter, arguments)
+            return self._see(function, adapter, arguments) if adapter.applies(arguments) else function(*args, **kwargs)
 
         return watched
+
+    def _away(self) -> bool:
+        """What a caught function calls in turn is part of it; and what is being compiled cannot be looked into."""
+        away = getattr(self._busy, "now", False) or self._followed().between
+        return away or torch.compiler.is_compiling()
+
+    def _see(self, function: Function, adapter: Adapter | FunctionAdapter, arguments: Arguments) -> Any:
+        with self._looking_away():
+            return self._call(function, adapter, arguments)
+
+    def _lost(self, layer: str) -> None:
+        self._found += 1
+        self._layers.setdefault(layer, len(self._layers))
+        self.skipped["probabilities that torch.bmm was not given as they were"] += 1
 
     @contextmanager
     def _looking_away(self) -> Iterator[None]:
