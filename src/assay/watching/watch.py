@@ -252,8 +252,17 @@ class Watch:
         finally:
             self._busy.now = before
 
+    def _understood(self, adapter: Adapter | FunctionAdapter, arguments: Arguments) -> Call | str:
+        """What is computed; or why that cannot be compared."""
+        if _transforms():
+            return "a transform of torch.func"
+        try:
+            call = adapter.call(arguments)
+        except Exception as error:  # if they are wrong, the function itself says so better
+            return f"arguments that the watch does not understand ({type(error).__name__}: {error})"
+        return call if isinstance(call, str) else self._why_not(call) or call
+
     def _why_not(self, call: Call) -> str | None:
-        """Why a call cannot be compared."""
         if any(x.numel() == 0 for x in call.tensors().values()):
             return "an empty tensor"
         if self._golden and call.dtype == torch.float64:
@@ -269,9 +278,7 @@ class Watch:
         turn = step + self._layers.setdefault(layer, len(self._layers))
         if turn and math.floor(turn * self._share) == math.floor((turn - 1) * self._share):
             return adapter.invoke(function, arguments)
-        call = "a transform of torch.func" if _transforms() else adapter.call(arguments)
-        if not isinstance(call, str):
-            call = self._why_not(call) or call
+        call = self._understood(adapter, arguments)
         if isinstance(call, str):
             self.skipped[call] += 1
             return adapter.invoke(function, arguments)
