@@ -217,11 +217,12 @@ def scored(path: Path, how: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
     return given, out
 
 
-def _truth(q: Tensor, k: Tensor, v: Tensor, how: dict[str, Any]) -> Tensor:
+def _truth(given: list[Tensor], how: dict[str, Any]) -> Tensor:
     """By transformers' own: GPT-OSS's attention has sinks, Gemma 2's has softcap; in FP64."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as capped
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as sunk
 
+    q, k, v = (x.double() for x in given)
     queries = torch.arange(29)[:, None]
     left, right = how.get("window", (None, 0 if how.get("causal") else None))
     ahead = torch.arange(29) - queries
@@ -238,7 +239,7 @@ def _truth(q: Tensor, k: Tensor, v: Tensor, how: dict[str, Any]) -> Tensor:
     else:
         module.sinks = how["sinks"].double()
         out = sunk(module, q, k, v, mask, scaling=0.25)[0]
-    return out.transpose(1, 2)  # type: ignore[no-any-return]
+    return out.transpose(1, 2)
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -256,7 +257,7 @@ def test_softcap_and_sinks_are_made_again_by_who_can(name: str, tmp_path: Path) 
     assert {row["head"] for row in rows} == {None, 0, 1, 2, 3}
     assert not any(row["over"] for row in whole.values())
     if name != "both":  # no model of transformers' has both
-        expected = deviation(out, _truth(*(x.double() for x in given), how))
+        expected = deviation(out, _truth(given, how))
         assert whole["assay.flash_attention"]["error_max"] == pytest.approx(expected.max, abs=FP32)
     assert {row["implementation"] for row in all_records(tmp_path / "run", WATCH)} == everybody
 

@@ -76,7 +76,7 @@ def test_our_processor() -> None:
     assert masked == [row["layer"] for row in w.rows if row["head"] is None and row["layer"].endswith("attn2")]
 
 
-class Forgetful(AttnProcessor):  # type: ignore[misc]
+class Forgetful:
     """A user's, that changes what attention sees after the softmax: in place, or by another tensor."""
 
     def __init__(self, in_place: bool) -> None:

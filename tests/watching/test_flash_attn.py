@@ -187,7 +187,8 @@ def test_of_a_packed_call_the_worst_sequence_is_kept(
 
 def _badness(out: Tensor, q: Tensor, k: Tensor, v: Tensor, part: slice, golden: bool) -> float:
     """Of one sequence, by a watch of its own."""
-    model = Calls(lambda *_: F.scaled_dot_product_attention(*(x[part].transpose(0, 1)[None] for x in (q, k, v))))
+    one, two, three = (x[part].transpose(0, 1)[None] for x in (q, k, v))
+    model = Calls(lambda *_: F.scaled_dot_product_attention(one, two, three))
     with pytest.MonkeyPatch.context() as patch:
         given = out[part].transpose(0, 1)[None]
         patch.setattr(F, "scaled_dot_product_attention", lambda query, key, value: given)

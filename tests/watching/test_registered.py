@@ -57,10 +57,9 @@ def padded(
     out = torch.zeros_like(q).transpose(1, 2)
     for each in range(q.shape[0]):
         own = slice(None) if tokens is None else tokens[each].bool()
-        parts = (x[each, :, own] for x in (q, k, v))
-        out[each, own] = F.scaled_dot_product_attention(
-            *parts, is_causal=True, scale=scaling, enable_gqa=True
-        ).transpose(0, 1)  # fmt: skip
+        one, two, three = (x[each, :, own] for x in (q, k, v))
+        found = F.scaled_dot_product_attention(one, two, three, is_causal=True, scale=scaling, enable_gqa=True)
+        out[each, own] = found.transpose(0, 1)
     return out, None
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from assay.integrations.weight_deviation import WeightDeviation
 from assay.results.record import Record
 from assay.results.watched import Compared, compared
-from assay.watching.watch import Watch, watch
+from assay.watching.watch import KNOWN, Watch, watch
 
 
 class WatchOptions(TypedDict, total=False):
@@ -78,8 +78,7 @@ class Attachment:
                 self.close()
                 raise ValueError(
                     f"No attention was found in {type(self._model).__name__}: its first step called none of "
-                    "F.scaled_dot_product_attention, transformers' eager attention, flash-attn or "
-                    "assay.flash_attention. Name others with also={fast: plain}, or leave it out with watch=False."
+                    f"{KNOWN}. Name others with also={{fast: plain}}, or leave it out with watch=False."
                 )
             self._look(self.watch)
         found = self._weights.end_step(self._model, step) if self._weights is not None and self._first else {}

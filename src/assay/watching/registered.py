@@ -100,7 +100,8 @@ def _written(mask: Any, q: Tensor, k: Tensor) -> Tensor | str:
         return create_mask(mask.mask_mod, batch, heads, q.shape[2], k.shape[2], str(q.device))
     if type(mask) not in (Tensor, nn.Parameter) or mask.dim() != 4:
         return f"a mask of the kind {type(mask).__name__}"
-    return mask.detach()[..., : k.shape[2]]
+    found: Tensor = mask.detach()[..., : k.shape[2]]
+    return found
 
 
 def _padding(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:

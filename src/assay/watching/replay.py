@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from assay.cases.attention.kernels import OURS, Kernel, available_kernels, is_refusal
+from assay.cases.attention.plan import Plan
 from assay.cases.attention.plans import named_plan
 from assay.cases.attention.tiled import tiled_attention
 from assay.formats.dtypes import format_of
@@ -81,10 +82,8 @@ def _everybody(call: AttentionCall, plans: Sequence[str], device: str) -> Iterat
             yield kernel.name, no_softcap or _by_heads(_of_kernel(kernel))
     for name in plans:
         plan = named_plan(name, format)
-        tiled = _by_heads(
-            lambda q, k, v, bias, scale, plan=plan: tiled_attention(q, k, v, plan=plan, bias=bias, scale=scale)
-        )
-        yield f"plan {plan.name}", tiled if no_softcap is None else "plans have no step for softcap"
+        made = _by_heads(_of_plan(plan)) if no_softcap is None else "plans have no step for softcap"
+        yield f"plan {plan.name}", made
 
 
 def _flash_attn(call: AttentionCall) -> Tensor:
@@ -101,6 +100,13 @@ def _flash_attn(call: AttentionCall) -> Tensor:
 def _of_kernel(kernel: Kernel) -> Head:
     def one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
         return kernel.call(q, k, v, False, scale=scale, bias=bias.to(q.dtype))
+
+    return one
+
+
+def _of_plan(plan: Plan) -> Head:
+    def one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return tiled_attention(q, k, v, plan=plan, bias=bias, scale=scale)
 
     return one
 

@@ -32,6 +32,11 @@ from assay.watching.worst import Worst
 
 Function = Callable[..., Any]
 _active = threading.Lock()
+KNOWN = (
+    "F.scaled_dot_product_attention, transformers' attention (eager or registered), diffusers' processors, flash-attn "
+    "or assay.flash_attention"
+)
+"""What is found by itself, for people."""
 
 
 def watch(
@@ -52,9 +57,10 @@ def watch(
 
     The model goes on with what it computed itself, bit for bit as if not watched. Calls of
     `F.scaled_dot_product_attention` (as nn.MultiheadAttention and most models make them), of transformers' eager
-    attention, of flash-attn and of ours are found wherever they are made; in training the gradients of q, k and v are
-    compared as well. torch's layers that are one fused operation, as in inference, are compared as a whole. A compiled
-    model runs uncompiled as long, and a warning says so.
+    attention and of what is registered with its AttentionInterface, of diffusers' processors, of flash-attn and of ours
+    are found wherever they are made; in training the gradients of q, k and v are compared as well. torch's layers that
+    are one fused operation, as in inference, are compared as a whole. What is compiled, the model or a function that it
+    calls, runs uncompiled as long, and a warning says so.
 
     Args:
         model: Any module. Names of its submodules are the layers.
@@ -167,8 +173,7 @@ class Watch:
         if kind is None and steps and not set(self._layers) - {OUTSIDE}:
             raise ValueError(
                 f"No attention was found in {type(self._model).__name__}: it ran {steps} times and called none of "
-                "F.scaled_dot_product_attention, transformers' eager attention, flash-attn or assay.flash_attention. "
-                "Name others with also={fast: plain}."
+                f"{KNOWN}. Name others with also={{fast: plain}}."
             )
 
     def close(self) -> None:
