@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,7 @@ class Uncompiled:
     def compiling(self, compile: Function) -> Function:
         """`torch.compile` that gives what runs uncompiled, too."""
 
+        @functools.wraps(compile)
         def uncompiled(*args: Any, **kwargs: Any) -> Any:
             found = compile(*args, **kwargs)
             if "torch._dynamo" in sys.modules:
