@@ -57,6 +57,10 @@ class AttentionCall:
         scores = Scores(self.dtype, self.sinks is not None)
         return exact(self, grad, scores), scores
 
+    def gives(self, x: Tensor) -> bool:
+        """Whether `x` can be its output."""
+        return x.shape == (*self.q.shape[:3], self.v.shape[3])
+
     def columns(self) -> dict[str, Any]:
         """What rows say of it."""
         batch, heads, queries, dim = self.q.shape
