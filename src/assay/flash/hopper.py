@@ -63,7 +63,7 @@ def forward(
     batches, heads = q.shape[:2]
     cu = call.cu_seqlens_q
     blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
-    places = None if cu is None else _places(cu, blocks)
+    places = None if cu is None else _places(cu, blocks, ROWS)
     attention_forward_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
         gluon_tiles(q, 64),
         gluon_tiles(k, keys),
