@@ -149,18 +149,19 @@ def check_fp8(fp8: object) -> FP8:
     if fp8 is True:
         return FP8()
     if not isinstance(fp8, FP8):
-        raise ValueError(f"fp8 must be True, None or an FP8(format=…, scaling=…, rotate=…), got {fp8!r}.")
+        raise ValueError(f"fp8 must be True, False, None or an FP8(format=…, scaling=…, rotate=…), got {fp8!r}.")
     return fp8
 
 
-def check_inputs(fp8: FP8, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """What FP8 cannot do: gradients, and FP64."""
+def check_inputs(fp8: object, q: Tensor, k: Tensor, v: Tensor) -> FP8:
+    """How these are to be quantised. FP8 has no gradient, and FP64 no use for it."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError(
             "fp8 has no gradient, and q, k or v require one. Call it within torch.no_grad(), or detach them."
         )
     if q.dtype == torch.float64:
         raise ValueError("fp8 takes bfloat16, float16 and float32, got torch.float64. Cast the inputs with .to.")
+    return check_fp8(fp8)
 
 
 def rounded(q: Tensor, k: Tensor, v: Tensor, fp8: FP8) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,7 +200,7 @@ attention_fp8 = operator(fp8_forward, fake=_fake)
 
 
 def takes(q: Tensor, k: Tensor, scale: float, others: tuple[Any, ...]) -> bool:
-    """Whether the Hopper kernel can do it; `others` are the arguments that it has not."""
-    hopper = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
-    sizes = q.shape[0] > 0 and q.shape[2] > 0 and k.shape[2] > 0
-    return hopper and sizes and abs(scale) > 1e-37 and all(x is None for x in others)
+    """Whether the Hopper kernel can do it; `others` are arguments that it has not."""
+    hopper = q.is_cuda and q.dtype != torch.float32 and torch.cuda.get_device_capability(q.device)[0] == 9
+    there = q.shape[0] > 0 and q.shape[2] > 0 and k.shape[2] > 0
+    return hopper and there and abs(scale) > 1e-37 and all(x is None for x in others)

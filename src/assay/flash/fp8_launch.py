@@ -19,6 +19,10 @@ _LOG2_E = 1.4426950408889634
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
+LATE = True
+LAZY: float | None = 0.75
+"""The maximum may grow by this much (log₂) before what came before is rescaled: P stays below 448."""
+
 
 def quantize(x: torch.Tensor, fp8: FP8, rotate: bool) -> Quantized:
     """See `fp8.quantize`."""
@@ -126,17 +130,14 @@ def attend(
             heads,
             heads // k.values.shape[1],
             part.shape[3],
-            BLOCK,
             STAGES=4 if max(dim, step) <= 128 else 2,
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
             LATE=LATE,
+            LAZY=LAZY if step <= 128 else None,
             REGISTERS=240,
             num_warps=4,
         )
-
-
-LATE = True
 
 
 @cache

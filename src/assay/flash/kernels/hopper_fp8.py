@@ -4,7 +4,7 @@ Q, K and V come quantised, each block with its scale, V as (D, keys) since the t
 their sums only. The scales of Q and K join that of the scores; that of V joins P, as a shift of its exponent, so that
 one scale is left for the output. P is made as large as its format takes.
 
-P·V wants P in other threads than Q·Kᵀ leaves the scores in, four neighbours to a thread instead of two. But the order
+P is E4M3 whatever the format of V. P·V wants it in other threads than Q·Kᵀ leaves the scores in, four neighbours to a thread instead of two. But the order
 of the keys is free where they are summed up: V comes with its keys in the order in which the threads hold P
 (`in_thread_order`), and nothing is moved.
 """
@@ -43,6 +43,30 @@ class Scales(NamedTuple):
     k_blocks: Any
 
 
+class Rows(NamedTuple):
+    """What stays the same for 64 rows over all their blocks of keys."""
+
+    rows: Any
+    columns: Any
+    unit: Any
+    """Of the scores, before the scale of K."""
+    kv_place: Any
+    """Where the scales of this head's K and V begin."""
+    v_largest: Any
+
+
+class State(NamedTuple):
+    """What goes from block to block."""
+
+    p: Any
+    """Of the block before: it waits for its product with V."""
+    output: Any
+    maximum: Any
+    row_sum: Any
+    factor: Any
+    """TWO_LEVEL: what the output is still to be multiplied by, when that product is added to it."""
+
+
 class Buffers(NamedTuple):
     """Shared memory and the barriers that say when it is full and when it may be written again."""
 
@@ -63,9 +87,10 @@ class Buffers(NamedTuple):
 
 
 @gluon.jit
-def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group, COLUMNS: gl.constexpr):
+def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group):
     """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
     STAGES: gl.constexpr = buffers.k.shape[0]
     tiles = blocks_of(None, span) * batches * heads
     tile = gl.program_id(0)
@@ -114,33 +139,31 @@ def in_thread_order(p):
 
 
 @gluon.jit
-def fours(p, LAYOUT: gl.constexpr, dtype: gl.constexpr):
-    """P in FP8, four numbers to a register."""
+def fours(p, LAYOUT: gl.constexpr):
+    """P in E4M3, four numbers to a register."""
     p = gl.convert_layout(in_thread_order(p), LAYOUT, assert_trivial=True)
     even, odd = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 4, 2, 2]))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
-    FORMAT: gl.constexpr = "e4m3x2" if dtype == gl.float8e4nv else "e5m2x2"
-    CAST: gl.constexpr = (
-        "{ .reg .b16 low, high; cvt.rn.satfinite." + FORMAT + ".f32 low, $2, $1; cvt.rn.satfinite."
-        + FORMAT + ".f32 high, $4, $3; mov.b32 $0, {low, high}; }"
-    )  # fmt: skip
-    return gl.inline_asm_elementwise(
-        CAST, "=r,f,f,f,f", [first, second, third, fourth], dtype=gl.uint32, is_pure=True, pack=1
-    )
+    CAST: gl.constexpr = """{
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+        mov.b32 $0, {low, high};
+    }"""
+    numbers = [first, second, third, fourth]
+    return gl.inline_asm_elementwise(CAST, "=r,f,f,f,f", numbers, dtype=gl.uint32, is_pure=True, pack=1)
 
 
 @gluon.jit
-def ones(fours_of_p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+def ones(p, LAYOUT: gl.constexpr):
     """What `fours` put together: names for the parts, no instruction."""
-    first = (fours_of_p & 0xFF).to(gl.uint8).to(dtype, bitcast=True)
-    second = ((fours_of_p >> 8) & 0xFF).to(gl.uint8).to(dtype, bitcast=True)
-    third = ((fours_of_p >> 16) & 0xFF).to(gl.uint8).to(dtype, bitcast=True)
-    fourth = (fours_of_p >> 24).to(gl.uint8).to(dtype, bitcast=True)
-    p = gl.join(gl.join(first, third), gl.join(second, fourth))
-    return gl.convert_layout(
-        gl.reshape(p, [fours_of_p.shape[0], fours_of_p.shape[1] * 4]), LAYOUT, assert_trivial=True
-    )
+    first = (p & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    second = ((p >> 8) & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    third = ((p >> 16) & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    fourth = (p >> 24).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    numbers = gl.join(gl.join(first, third), gl.join(second, fourth))
+    return gl.convert_layout(gl.reshape(numbers, [p.shape[0], p.shape[1] * 4]), LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
@@ -151,34 +174,74 @@ def row_maxima(s):
 
 
 @gluon.jit
-def row_sums(p):
-    """As `row_maxima`."""
-    left, right = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
-    return gl.convert_layout(gl.sum(left + right, 1), gl.SliceLayout(1, p.type.layout), assert_trivial=True)
+def partial_sums(p):
+    """Of each row, four: what a thread has of it. No thread waits for another."""
+    return gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+
+
+@gluon.constexpr_function
+def _rescale(elements):
+    """PTX: one thread's elements of an accumulator, times the factors of its two rows if any in the warp is not 1."""
+    ins, factors = elements, 2 * elements
+    rows = [(element >> 1) & 1 for element in range(elements)]
+    lines = [
+        ".reg .pred p, q;",
+        f"setp.neu.f32 p, ${factors}, 0f3F800000;",
+        f"setp.neu.f32 q, ${factors + 2}, 0f3F800000;",
+        "or.pred p, p, q;",
+        "vote.sync.any.pred p, p, 0xffffffff;",
+        *(f"mov.f32 ${element}, ${ins + element};" for element in range(elements)),
+        "@!p bra.uni KEPT;",
+        *(f"mul.f32 ${e}, ${e}, ${factors + 2 * row};" for e, row in enumerate(rows)),
+        "KEPT:",
+    ]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.constexpr_function
+def _rescale_operands(elements):
+    return ",".join(["=&f"] * elements + ["f"] * (2 * elements))
 
 
 @gluon.jit
-def softmax(s, maximum, row_sum, start, rows, columns, unit, shift, work, span, scores, MASKED: gl.constexpr):
+def rescaled(output, factor):
+    """A warpgroup's accumulator times a factor a row; a warp whose factors are all 1 goes past it."""
+    ELEMENTS: gl.constexpr = output.shape[0] * output.shape[1] // 128
+    factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
+    return gl.inline_asm_elementwise(
+        _rescale(ELEMENTS),
+        _rescale_operands(ELEMENTS),
+        [output, factor],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+
+
+@gluon.jit
+def softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED: gl.constexpr, LAZY: gl.constexpr):
     """One block's scores → P times 2 to the `shift`, the new maximum and row sum, the factor for what came before."""
     if scores.cap is not None:
         s = tanh(s * unit)
         unit = scores.cap
     if MASKED:
-        keys = gl.expand_dims(start + columns, 0)
-        position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
+        keys = gl.expand_dims(block * s.shape[1] + tile.columns, 0)
+        position = gl.expand_dims(tile.rows + (work.len_k - work.len_q), 1)
         seen = keys < work.len_k
         if span.right is not None:
             seen &= keys <= position + span.right
         if span.left is not None:
             seen &= keys >= position - span.left
         s = gl.where(seen, s, float("-inf"))
-    latest = gl.maximum(maximum, row_maxima(s) * unit)
+    latest = gl.maximum(state.maximum, row_maxima(s) * unit)
+    if LAZY is not None:
+        latest = gl.where(latest > state.maximum + LAZY, latest, state.maximum)
     reference = latest
     if MASKED:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
     p = gl.exp2(s * unit - gl.expand_dims(reference - shift, 1))
-    factor = gl.exp2(maximum - reference)
-    return p, latest, row_sum * factor + row_sums(p) * gl.exp2(-shift), factor
+    factor = gl.exp2(state.maximum - reference)
+    return p, latest, by_row(state.row_sum, factor) + partial_sums(p) * gl.exp2(-shift), factor
 
 
 @gluon.jit
@@ -188,66 +251,66 @@ def by_row(output, factor):
 
 
 @gluon.jit
-def block_scales(scores, scales, q_scale, kv_place, v_largest, block):
+def block_scales(tile, scales, block):
     """The unit of a block's scores, and by how much the exponent of P is shifted. Scales are powers of two."""
-    unit = scores.scale * (q_scale * gl.load(scales.k + kv_place + block))
-    v_scale = gl.load(scales.v + kv_place + block)
-    steps = (v_scale.to(gl.int32, bitcast=True) - v_largest.to(gl.int32, bitcast=True)) >> 23
+    unit = tile.unit * gl.load(scales.k + tile.kv_place + block)
+    v_scale = gl.load(scales.v + tile.kv_place + block)
+    steps = (v_scale.to(gl.int32, bitcast=True) - tile.v_largest.to(gl.int32, bitcast=True)) >> 23
     return unit, (LARGEST_P + steps).to(gl.float32)
 
 
 @gluon.jit
 def over_blocks(
-    first, last, earlier, q, p, output, maximum, row_sum, factor, rows, columns, buffers, work, span, scores, scales,
-    q_scale, kv_place, v_largest,
-    COLUMNS: gl.constexpr, MASKED: gl.constexpr, LATE: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    first, last, earlier, q, state, tile, buffers, work, span, scores, scales,
+    MASKED: gl.constexpr, TWO_LEVEL: gl.constexpr, LATE: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
-    """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile.
-
-    On entry P of the block before waits for its product with V; on exit that of the last. With TWO_LEVEL the output
-    waits for its `factor` until that product is added to it.
-    """
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
-    O_LAYOUT: gl.constexpr = output.type.layout
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
+    """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
     STAGES: gl.constexpr = buffers.k.shape[0]
+    BLOCK_VALUE_DIM: gl.constexpr = buffers.v.shape[1]
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
+    O_LAYOUT: gl.constexpr = state.output.type.layout
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
     for back in range(first, last):
         step = earlier + back
         before, stage = (step - 1) % STAGES, step % STAGES
         block = work.end - 1 - back
-        unit, shift = block_scales(scores, scales, q_scale, kv_place, v_largest, block)
-        cast = ones(p, buffers.v.dtype, P_LAYOUT)
+        unit, shift = block_scales(tile, scales, block)
+        p = ones(state.p, P_LAYOUT)
         mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
         empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
         s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
         mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
         values = buffers.v.index(before).permute((1, 0))
         if TWO_LEVEL:
-            nothing = gl.zeros([ROWS, output.shape[1]], gl.float32, O_LAYOUT)
-            product = warpgroup_mma(cast, values, nothing, use_acc=False, is_async=True)
+            nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
+            product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
         else:
-            output = warpgroup_mma(cast, values, output, is_async=True)
+            product = warpgroup_mma(p, values, state.output, is_async=True)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-        exps, maximum, row_sum, latest = softmax(
-            s, maximum, row_sum, block * COLUMNS, rows, columns, unit, shift, work, span, scores, MASKED
-        )
+        exps, maximum, row_sum, factor = softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED, LAZY)
         if LATE:
+            # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not
+            # put behind the product.
             mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
-        if TWO_LEVEL:
-            output = by_row(output, factor) + warpgroup_mma_wait(0, deps=(product,))
-            factor = latest
-        else:
-            output = by_row(warpgroup_mma_wait(0, deps=(output,)), latest)
+        product = warpgroup_mma_wait(0, deps=(product,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
-        p = fours(exps, P_LAYOUT, buffers.v.dtype)
-    return p, output, maximum, row_sum, factor
+        if TWO_LEVEL:
+            output = by_row(state.output, state.factor) + product
+        elif LAZY is not None:
+            output = rescaled(product, factor)
+        else:
+            output = by_row(product, factor)
+        state = State(fours(exps, P_LAYOUT), output, maximum, row_sum, factor)
+    return state
 
 
 @gluon.jit
 def consume(
     out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, LATE: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    LATE: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -256,10 +319,10 @@ def consume(
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, None, span, batches, heads, group, COLUMNS)
+        work = work_of(tile, None, span, batches, heads, group, buffers.k.shape[1])
         attend(
             out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, step,
-            consumer, VALUE_DIM, COLUMNS, Q_IN_REGISTERS, LATE, TWO_LEVEL,
+            consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL, LATE, LAZY,
         )  # fmt: skip
         step += work.end - work.begin
         slot = count & 1
@@ -274,30 +337,37 @@ def consume(
 @gluon.jit
 def attend(
     out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, earlier,
-    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, LATE: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    LATE: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
     """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
-    BLOCK_VALUE_DIM: gl.constexpr = buffers.v.shape[1]
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
     STAGES: gl.constexpr = buffers.k.shape[0]
+    BLOCK_VALUE_DIM: gl.constexpr = buffers.v.shape[1]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_VALUE_DIM, 32])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, ROW_LAYOUT)
-    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT))
     kv_head = work.batch * (heads // group) + work.kv_head
-    v_largest = gl.load(scales.v_largest + kv_head)
-    kv_place = kv_head * scales.k_blocks
-    q_place = (work.batch * heads + work.head) * scales.q_blocks
-    q_scale = gl.load(scales.q + q_place + work.first_row // (ROWS * CONSUMERS))
-    maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
-    row_sum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
-    if sinks is not None:  # one more key, which has no value
-        maximum = maximum * 0.0 + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
-        row_sum += 1.0
+    q_place = (work.batch * heads + work.head) * scales.q_blocks + work.first_row // (ROWS * CONSUMERS)
+    tile = Rows(
+        rows,
+        gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT)),
+        scores.scale * gl.load(scales.q + q_place),
+        kv_head * scales.k_blocks,
+        gl.load(scales.v_largest + kv_head),
+    )
+    one = gl.full([ROWS], 1.0, gl.float32, ROW_LAYOUT)
     output = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
+    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
+    sums = partial_sums(empty)
+    if sinks is None:
+        state = State(0, output, one * float("-inf"), sums, one)
+    else:  # one more key, which has no value
+        state = State(0, output, one * (gl.load(sinks + work.head).to(gl.float32) * LOG2_E), sums + 0.25, one)
     block = work.end - 1
-    unit, shift = block_scales(scores, scales, q_scale, kv_place, v_largest, block)
+    unit, shift = block_scales(tile, scales, block)
 
     mbarrier.wait(buffers.q_full.index(consumer), count & 1)
     q = buffers.q.index(consumer)
@@ -308,28 +378,23 @@ def attend(
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     stage = earlier % STAGES
     mbarrier.wait(buffers.k_full.index(stage), (earlier // STAGES) & 1)
-    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
     s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-    exps, maximum, row_sum, factor = softmax(
-        s, maximum, row_sum, block * COLUMNS, rows, columns, unit, shift, work, span, scores, True
-    )
-    p = fours(exps, P_LAYOUT, buffers.v.dtype)
+    exps, maximum, row_sum, _ = softmax(s, state, block, unit, shift, tile, work, span, scores, True, LAZY)
+    state = State(fours(exps, P_LAYOUT), output, maximum, row_sum, one)
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
-    p, output, maximum, row_sum, factor = over_blocks(
-        1, right, earlier, q, p, output, maximum, row_sum, factor, rows, columns, buffers, work, span, scores, scales,
-        q_scale, kv_place, v_largest, COLUMNS, True, LATE, TWO_LEVEL,
-    )  # fmt: skip
-    p, output, maximum, row_sum, factor = over_blocks(
-        right, left, earlier, q, p, output, maximum, row_sum, factor, rows, columns, buffers, work, span, scores, scales,
-        q_scale, kv_place, v_largest, COLUMNS, False, LATE, TWO_LEVEL,
-    )  # fmt: skip
+    state = over_blocks(
+        1, right, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL, LATE, LAZY
+    )
+    state = over_blocks(
+        right, left, earlier, q, state, tile, buffers, work, span, scores, scales, False, TWO_LEVEL, LATE, LAZY
+    )
     if span.left is not None:
-        p, output, maximum, row_sum, factor = over_blocks(
-            left, work.end - work.begin, earlier, q, p, output, maximum, row_sum, factor, rows, columns, buffers, work, span,
-            scores, scales, q_scale, kv_place, v_largest, COLUMNS, True, LATE, TWO_LEVEL,
+        state = over_blocks(
+            left, work.end - work.begin, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL,
+            LATE, LAZY,
         )  # fmt: skip
     if not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
@@ -338,30 +403,31 @@ def attend(
     values = buffers.v.index(step % STAGES).permute((1, 0))
     if TWO_LEVEL:
         nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
-        product = warpgroup_mma(ones(p, buffers.v.dtype, P_LAYOUT), values, nothing, use_acc=False)
-        output = by_row(output, factor) + product
+        product = warpgroup_mma(ones(state.p, P_LAYOUT), values, nothing, use_acc=False)
+        output = by_row(state.output, state.factor) + product
     else:
-        output = warpgroup_mma(ones(p, buffers.v.dtype, P_LAYOUT), values, output)
+        output = warpgroup_mma(ones(state.p, P_LAYOUT), values, state.output)
     mbarrier.arrive(buffers.v_empty.index(step % STAGES), count=1)
 
-    inverse = v_largest * gl.exp2(-1.0 * LARGEST_P) / gl.where(row_sum == 0.0, 1.0, row_sum)
-    output = by_row(output, inverse)
+    row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), ROW_LAYOUT)
+    inverse = tile.v_largest * gl.exp2(-1.0 * LARGEST_P) / gl.where(row_sum == 0.0, 1.0, row_sum)
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries
-    gl.store(lse + place + rows, (maximum + gl.log2(row_sum)) * LN_2, mask=rows < work.len_q)
-    first = work.first_row + consumer * ROWS
-    rows_at = work.batch, work.head, 0, first, work.len_q
-    write(out_tiles, out, out_strides, output, rows_at, buffers.out.index(consumer), False, VALUE_DIM)
+    gl.store(lse + place + rows, (state.maximum + gl.log2(row_sum)) * LN_2, mask=rows < work.len_q)
+    rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
+    buffer = buffers.out.index(consumer)
+    write(out_tiles, out, out_strides, by_row(output, inverse), rows_at, buffer, False, VALUE_DIM)
 
 
 @gluon.jit
 def attention_forward_fp8(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, batches, heads,
     group,
-    VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, LATE: gl.constexpr, TWO_LEVEL: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    VALUE_DIM: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    LATE: gl.constexpr, LAZY: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start."""
-    DIM: gl.constexpr = q_tiles.block_type.shape[3]
+    COLUMNS: gl.constexpr = k_tiles.block_type.shape[2]
+    DIM: gl.constexpr = k_tiles.block_type.shape[3]
     BLOCK_VALUE_DIM: gl.constexpr = v_tiles.block_type.shape[2]
     buffers = Buffers(
         q=shared(q_tiles.dtype, CONSUMERS, ROWS, DIM),
@@ -381,11 +447,11 @@ def attention_forward_fp8(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group, COLUMNS)),
+            (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group)),
             (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-                       0, VALUE_DIM, COLUMNS, Q_IN_REGISTERS, LATE, TWO_LEVEL)),
+                       0, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL, LATE, LAZY)),
             (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-                       1, VALUE_DIM, COLUMNS, Q_IN_REGISTERS, LATE, TWO_LEVEL)),
+                       1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL, LATE, LAZY)),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],
