@@ -21,8 +21,8 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SCALINGS = ("tensor", "head", "block")
 BLOCK = 128
 """Rows or keys that share a scale."""
-_SMALLEST = 2.0**-100
-"""A scale at least: that of zeros."""
+SMALLEST = 2.0**-50
+"""A scale at least: that of zeros. The product of two and of the scores' scale is still a number in FP32."""
 _SIGN_SEED = 8
 
 
@@ -110,7 +110,7 @@ def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False) -> Quan
 
 def power_of_two_scales(largest: Tensor, dtype: torch.dtype) -> Tensor:
     """The smallest powers of two by which numbers up to `largest` fit the format."""
-    mantissa, exponent = torch.frexp((largest / torch.finfo(dtype).max).clamp(min=_SMALLEST))
+    mantissa, exponent = torch.frexp((largest / torch.finfo(dtype).max).clamp(min=SMALLEST))
     return torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).to(exponent.dtype))
 
 
@@ -203,4 +203,4 @@ def takes(q: Tensor, k: Tensor, scale: float, others: tuple[Any, ...]) -> bool:
     """Whether the Hopper kernel can do it; `others` are arguments that it has not."""
     hopper = q.is_cuda and q.dtype != torch.float32 and torch.cuda.get_device_capability(q.device)[0] == 9
     there = q.shape[0] > 0 and q.shape[2] > 0 and k.shape[2] > 0
-    return hopper and there and abs(scale) > 1e-37 and all(x is None for x in others)
+    return hopper and there and abs(scale) > 1e-7 and all(x is None for x in others)

@@ -35,6 +35,7 @@ def quantize_block(
     BLOCK_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
     GIVEN: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ) -> None:
@@ -60,7 +61,7 @@ def quantize_block(
         scale = tl.load(scales)
     else:
         largest = tl.max(tl.max(tl.abs(numbers), 1), 0)
-        scale = power_of_two(tl.maximum(tl.div_rn(largest, LARGEST), 7.888609052210118e-31))
+        scale = power_of_two(tl.maximum(tl.div_rn(largest, LARGEST), SMALLEST))
         tl.store(scales, scale)
     if out is not None:
         values = (numbers * (1.0 / scale)).to(out.dtype.element_ty)
