@@ -96,6 +96,11 @@ def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False) -> Quan
     if x.is_cuda:
         quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate)
         return quantized
+    return _quantize_plainly(x, fp8, rotate)
+
+
+def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool) -> Quantized:
+    """In plain torch operations."""
     rows, dim = x.shape[2], x.shape[3]
     blocks = -(-rows // BLOCK)
     wide = torch.nn.functional.pad(x.float(), (0, room(dim) - dim))
