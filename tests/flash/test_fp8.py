@@ -142,7 +142,7 @@ def test_keeps_the_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(flash_attention(q, k, v, fp8=False), flash_attention(q, k, v))
 
 
-@pytest.mark.parametrize("queries, keys", [(0, 5), (5, 0), (1, 1)])
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (1, 1)])
 def test_nothing_and_little(queries: int, keys: int) -> None:
     q, k, v = (torch.ones(1, 2, n, 16) for n in (queries, keys, keys))
     out = flash_attention(q, k, v, fp8=True)

@@ -141,7 +141,7 @@ def signed_hadamard(dim: int) -> Tensor:
 
 def rotation(dim: int) -> Tensor:
     """(D, D) orthogonal, FP32, for D a power of two: x @ rotation(D) spreads every entry of x over its whole row."""
-    return signed_hadamard(dim) * dim**-0.5
+    return signed_hadamard(dim) * float(dim**-0.5)
 
 
 def room(dim: int) -> int:

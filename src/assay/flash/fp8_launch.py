@@ -49,8 +49,20 @@ def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, tran
 
     def run(out: torch.Tensor | None, scales: torch.Tensor, given: bool) -> None:
         quantize_block[grid](
-            x, x.stride(), matrix, scales, out, rows, dim, room(dim), BLOCK, largest, quantisation.SMALLEST, given,
-            transposed, num_warps=8
+            x,
+            x.stride(),
+            matrix,
+            scales,
+            out,
+            rows,
+            dim,
+            room(dim),
+            BLOCK,
+            largest,
+            quantisation.SMALLEST,
+            given,
+            transposed,
+            num_warps=8,
         )
 
     if fp8.scaling == "block":

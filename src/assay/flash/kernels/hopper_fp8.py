@@ -4,9 +4,9 @@ Q, K and V come quantised, each block with its scale, V as (D, keys) since the t
 their sums only. The scales of Q and K join that of the scores; that of V joins P, as a shift of its exponent, so that
 one scale is left for the output. P is made as large as its format takes.
 
-P is E4M3 whatever the format of V. P·V wants it in other threads than Q·Kᵀ leaves the scores in, four neighbours to a thread instead of two. But the order
-of the keys is free where they are summed up: V comes with its keys in the order in which the threads hold P
-(`in_thread_order`), and nothing is moved.
+P is E4M3 whatever the format of V. P·V wants it in other threads than Q·Kᵀ leaves the scores in, four neighbours to a
+thread instead of two. But the order of the keys is free where they are summed up: V comes with its keys in the order in
+which the threads hold P (`in_thread_order`), and nothing is moved.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
