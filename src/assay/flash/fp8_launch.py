@@ -147,7 +147,7 @@ def attend(
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
             LATE=LATE,
-            LAZY=LAZY if step <= 128 else None,
+            LAZY=LAZY if step <= 128 and not two_level else None,
             REGISTERS=240,
             num_warps=4,
         )
