@@ -184,7 +184,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"format": "e3m4"}, "format must be one of e4m3, e5m2, got 'e3m4'"),
     "scaling": ({"scaling": "row"}, "scaling must be one of tensor, head, block, got 'row'"),
     "rotate": ({"rotate": 1}, "rotate must be True or False, got 1"),
-    "two_level": ({"two_level": "yes"}, "two_level must be True or False, got 'yes'"),
+    "two_level": ({"two_level": "yes"}, "two_level must be True, False or None, got 'yes'"),
 }
 
 
@@ -209,7 +209,9 @@ def test_refuses_what_has_no_answer() -> None:
         quantize(q[0])
 
 
-@pytest.mark.parametrize("fp8", [FP8(), FP8(format="e5m2", scaling="head", rotate=False, two_level=True)])
+@pytest.mark.parametrize(
+    "fp8", [FP8(), FP8(two_level=False), FP8(format="e5m2", scaling="head", rotate=False, two_level=True)]
+)
 def test_is_written_and_read_back(fp8: FP8) -> None:
     assert FP8.decoded(fp8.encoded()) == fp8
 
@@ -242,7 +244,8 @@ def with_p_in_e4m3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
 
 @pytest.mark.gpu
 @NEEDS_HOPPER
-@pytest.mark.parametrize("fp8", [FP8(), FP8(two_level=True), FP8(format="e5m2", scaling="tensor", rotate=False)],
+@pytest.mark.parametrize("fp8", [FP8(), FP8(two_level=False),
+                                 FP8(format="e5m2", scaling="tensor", rotate=False, two_level=True)],
                          ids=FP8.encoded)  # fmt: skip
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernel_errs_by_the_cast_of_p(name: str, fp8: FP8) -> None:

@@ -28,7 +28,7 @@ _SIGN_SEED = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FP8:
-    """How inputs are quantised. The default is the most accurate one that costs no time."""
+    """How inputs are quantised. The default is the most accurate one that costs little time."""
 
     format: str = "e4m3"
     """e4m3: 3 bits of mantissa, up to 448. e5m2: 2 bits, up to 57344."""
@@ -37,17 +37,19 @@ class FP8:
     rotate: bool = True
     """Rotate Q and K by one orthogonal matrix, a Hadamard matrix with random signs: scores stay what they are, and an
     outlier is spread over its whole row."""
-    two_level: bool = False
-    """Hopper: add every block's P·V to the output in FP32. The tensor cores' own sums keep 14 bits."""
+    two_level: bool | None = None
+    """Hopper: add every block's P·V to the output in FP32. The tensor cores' own sums keep 14 bits, and sums of many
+    numbers of one sign come out too small. None: where D_v is at most 128; beyond, it doubles the time."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f"FP8: format must be one of {', '.join(FORMATS)}, got {self.format!r}.")
         if self.scaling not in SCALINGS:
             raise ValueError(f"FP8: scaling must be one of {', '.join(SCALINGS)}, got {self.scaling!r}.")
-        for name in ("rotate", "two_level"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"FP8: {name} must be True or False, got {getattr(self, name)!r}.")
+        if not isinstance(self.rotate, bool):
+            raise ValueError(f"FP8: rotate must be True or False, got {self.rotate!r}.")
+        if self.two_level is not None and not isinstance(self.two_level, bool):
+            raise ValueError(f"FP8: two_level must be True, False or None, got {self.two_level!r}.")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,7 +64,8 @@ class FP8:
     def decoded(cls, text: str) -> FP8:
         """What `encoded` wrote."""
         form, scaling, rotate, two_level = text.split(";")
-        return cls(format=form, scaling=scaling, rotate=rotate == "True", two_level=two_level == "True")
+        known = {"True": True, "False": False, "None": None}
+        return cls(format=form, scaling=scaling, rotate=rotate == "True", two_level=known[two_level])
 
 
 class Quantized(NamedTuple):

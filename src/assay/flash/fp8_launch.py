@@ -19,10 +19,6 @@ _LOG2_E = 1.4426950408889634
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
-LATE = True
-LAZY: float | None = 0.75
-"""The maximum may grow by this much (log₂) before what came before is rescaled: P stays below 448."""
-
 
 def quantize(x: torch.Tensor, fp8: FP8, rotate: bool) -> Quantized:
     """See `fp8.quantize`."""
@@ -99,7 +95,8 @@ def forward(
     unit = abs(scale) * _LOG2_E if softcap is None else abs(scale) / softcap
     cap = None if softcap is None else softcap * _LOG2_E
     scores = Scores(unit, cap, None, None, None, None, None, None, None)
-    attend(quantised, out, lse, sinks, span, scores, fp8.two_level)
+    two_level = v.shape[3] <= _LARGEST_PRODUCT if fp8.two_level is None else fp8.two_level
+    attend(quantised, out, lse, sinks, span, scores, two_level)
     return out, lse
 
 
@@ -146,8 +143,6 @@ def attend(
             STAGES=4 if max(dim, step) <= 128 else 2,
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
-            LATE=LATE,
-            LAZY=LAZY if step <= 128 and not two_level else None,
             REGISTERS=240,
             num_warps=4,
         )

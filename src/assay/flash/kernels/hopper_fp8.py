@@ -31,7 +31,6 @@ from assay.flash.kernels.hopper_shared import (
     ROWS,
     barriers,
     partial_sums,
-    rescaled,
     shared,
     tanh,
     write,
@@ -184,7 +183,7 @@ def row_maxima(s):
 
 
 @gluon.jit
-def softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED: gl.constexpr, LAZY: gl.constexpr):
+def softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED: gl.constexpr):
     """One block's scores → P times 2 to the `shift`, the new maximum and row sum, the factor for what came before."""
     if scores.cap is not None:
         s = tanh(s * unit)
@@ -199,8 +198,6 @@ def softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED: gl.c
             seen &= keys >= position - span.left
         s = gl.where(seen, s, float("-inf"))
     latest = gl.maximum(state.maximum, row_maxima(s) * unit)
-    if LAZY is not None:
-        latest = gl.where(latest > state.maximum + LAZY, latest, state.maximum)
     reference = latest
     if MASKED:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
@@ -227,7 +224,7 @@ def block_scales(tile, scales, block):
 @gluon.jit
 def over_blocks(
     first, last, earlier, q, state, tile, buffers, work, span, scores, scales,
-    MASKED: gl.constexpr, TWO_LEVEL: gl.constexpr, LATE: gl.constexpr, LAZY: gl.constexpr,
+    MASKED: gl.constexpr, TWO_LEVEL: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
@@ -254,17 +251,15 @@ def over_blocks(
             product = warpgroup_mma(p, values, state.output, is_async=True)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-        exps, maximum, row_sum, factor = softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED, LAZY)
-        if LATE:
+        exps, maximum, row_sum, factor = softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED)
+        if BLOCK_VALUE_DIM <= 128:
             # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not
-            # put behind the product.
+            # put behind the product. At D_v 256, where the products fill the time, it is better there.
             mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
         product = warpgroup_mma_wait(0, deps=(product,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
         if TWO_LEVEL:
             output = by_row(state.output, state.factor) + product
-        elif LAZY is not None:
-            output = rescaled(product, factor)
         else:
             output = by_row(product, factor)
         state = State(fours(exps, P_LAYOUT), output, maximum, row_sum, factor)
@@ -275,7 +270,6 @@ def over_blocks(
 def consume(
     out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
-    LATE: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
     SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -287,7 +281,7 @@ def consume(
         work = work_of(tile, None, span, batches, heads, group, buffers.k.shape[1])
         attend(
             out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, step,
-            consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL, LATE, LAZY,
+            consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,
         )  # fmt: skip
         step += work.end - work.begin
         slot = count & 1
@@ -303,7 +297,6 @@ def consume(
 def attend(
     out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, earlier,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
-    LATE: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
     """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
@@ -346,21 +339,16 @@ def attend(
     s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-    exps, maximum, row_sum, _ = softmax(s, state, block, unit, shift, tile, work, span, scores, True, LAZY)
+    exps, maximum, row_sum, _ = softmax(s, state, block, unit, shift, tile, work, span, scores, True)
     state = State(fours(exps, P_LAYOUT), output, maximum, row_sum, one)
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
-    state = over_blocks(
-        1, right, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL, LATE, LAZY
-    )
-    state = over_blocks(
-        right, left, earlier, q, state, tile, buffers, work, span, scores, scales, False, TWO_LEVEL, LATE, LAZY
-    )
+    state = over_blocks(1, right, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL)
+    state = over_blocks(right, left, earlier, q, state, tile, buffers, work, span, scores, scales, False, TWO_LEVEL)
     if span.left is not None:
         state = over_blocks(
-            left, work.end - work.begin, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL,
-            LATE, LAZY,
-        )  # fmt: skip
+            left, work.end - work.begin, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL
+        )
     if not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     step = earlier + work.end - work.begin - 1
@@ -388,7 +376,7 @@ def attention_forward_fp8(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, batches, heads,
     group,
     VALUE_DIM: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
-    LATE: gl.constexpr, LAZY: gl.constexpr, REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start."""
     COLUMNS: gl.constexpr = k_tiles.block_type.shape[2]
@@ -414,9 +402,9 @@ def attention_forward_fp8(
         [
             (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group)),
             (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-                       0, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL, LATE, LAZY)),
+                       0, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
             (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-                       1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL, LATE, LAZY)),
+                       1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],

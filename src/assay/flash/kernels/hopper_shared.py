@@ -121,45 +121,6 @@ def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.convert_layout(gl.reshape(gl.join(low, high), [pairs.shape[0], pairs.shape[1] * 2]), LAYOUT)
 
 
-@gluon.constexpr_function
-def _rescale(elements):
-    """PTX: one thread's elements of an accumulator, times the factors of its two rows if any in the warp is not 1."""
-    ins, factors = elements, 2 * elements
-    rows = [(element >> 1) & 1 for element in range(elements)]
-    lines = [
-        ".reg .pred p, q;",
-        f"setp.neu.f32 p, ${factors}, 0f3F800000;",
-        f"setp.neu.f32 q, ${factors + 2}, 0f3F800000;",
-        "or.pred p, p, q;",
-        "vote.sync.any.pred p, p, 0xffffffff;",
-        *(f"mov.f32 ${element}, ${ins + element};" for element in range(elements)),
-        "@!p bra.uni KEPT;",
-        *(f"mul.f32 ${e}, ${e}, ${factors + 2 * row};" for e, row in enumerate(rows)),
-        "KEPT:",
-    ]
-    return "{ " + " ".join(lines) + " }"
-
-
-@gluon.constexpr_function
-def _rescale_operands(elements):
-    return ",".join(["=&f"] * elements + ["f"] * (2 * elements))
-
-
-@gluon.jit
-def rescaled(output, factor):
-    """A warpgroup's accumulator times a factor a row; a warp whose factors are all 1 goes past it."""
-    ELEMENTS: gl.constexpr = output.shape[0] * output.shape[1] // 128
-    factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
-    return gl.inline_asm_elementwise(
-        _rescale(ELEMENTS),
-        _rescale_operands(ELEMENTS),
-        [output, factor],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=ELEMENTS,
-    )
-
-
 @gluon.jit
 def partial_sums(p):
     """Of each row, four: what a thread has of it. No thread waits for another."""
