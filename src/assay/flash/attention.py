@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.flash import batching as _batching  # noqa: F401  (teaches the operator vmap)
-from assay.flash import checks, cpu_plain
+from assay.flash import checks, cpu_plain, cpu_quick
 from assay.flash.numerics import Numerics
 from assay.flash.ops import attention
 from assay.flash.rotary import Rotary, rotate
@@ -75,6 +75,14 @@ def flash_attention(  # type: ignore[misc]
 
     Rows that see no key give 0, an LSE of −inf and no gradient. Gradients of gradients are refused.
     """
+    plain = (
+        window is None and softcap is None and alibi_slopes is None and sinks is None and rotary is None
+        and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse
+    )  # fmt: skip
+    if plain and bias is None and dropout_p == 0:
+        out = cpu_quick.attention(q, k, v, causal, scale)
+        if out is not None:
+            return out
     q, k, v = in_autocast_dtype(q, k, v)
     checks.check_qkv(q, k, v)
     left, right = checks.check_window(window, causal)
@@ -82,10 +90,10 @@ def flash_attention(  # type: ignore[misc]
         if cu_seqlens_q is not None:
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
         bias = checks.check_bias(bias, q, k)
-    special = (left, softcap, alibi_slopes, sinks, rotary, cu_seqlens_q, cu_seqlens_k, numerics)
-    plain = not return_lse and dropout_p == 0 and all(x is None for x in special)
-    if plain and cpu_plain.takes(q, k, v, right, bias):
-        return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
+    if plain and dropout_seed is None:
+        out = attend_plainly(q, k, v, right, scale, bias, dropout_p)
+        if out is not None:
+            return out
     cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)
     sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if alibi_slopes is not None:
@@ -113,6 +121,19 @@ def flash_attention(  # type: ignore[misc]
         numerics=numerics,
     )
     return (out, lse) if return_lse else out
+
+
+def attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float | None, bias: Tensor | None, dropout_p: float
+) -> Tensor | None:
+    """The output for checked q, k, v, bias where torch gives what we promise; else None."""
+    if dropout_p == 0 and cpu_plain.takes(q, k, v, right, bias):
+        return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
+    if not q.is_cuda:
+        checks.check_number("dropout_p", dropout_p, 0, 1)
+        if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):
+            return cpu_plain.attend_short(q, k, v, right, checked_scale(scale, q), bias, dropout_p)
+    return None
 
 
 def attend(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -11,6 +13,10 @@ from assay.flash.cpu_aten import ROWS
 from assay.flash.library import in_forward_mode
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_sdpa = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
+
+SCORES = 1 << 20
+"""Scores that a short call has at most: written out they take 4 MB, and SDPA keeps a few times that."""
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | None = None) -> bool:
@@ -30,6 +36,35 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
     if q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and _recorded(q, k, v) and not _short(q, k)):
         return False
     return bias is None or (right is None and _harmless(bias, k, v))  # the costly question last
+
+
+def takes_short(
+    q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | None = None, dropout: float = 0.0
+) -> bool:
+    """Whether SDPA writes the scores of this call out, and they are so few that this is faster than our blocks.
+
+    It does for two head dimensions, for a bias with a gradient and for dropout, in FP32 inside. The rest as in `takes`.
+    """
+    if q.device.type != "cpu" or not 0 < q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= SCORES:
+        return False
+    if right is not None and (bias is not None or right != q.shape[2] - k.shape[2]):
+        return False
+    if not (dropout > 0 or q.shape[3] != v.shape[3] or (bias is not None and _recorded(bias))) or in_forward_mode():
+        return False
+    if not torch._C._get_math_sdp_enabled() or torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+        return False
+    if bias is not None and bias.dtype not in (torch.bool, k.dtype):
+        return False
+    return not _is_watched(q, k, v) and ((bias is None and right is None) or _is_finite(k, v))
+
+
+def attend_short(
+    q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """The output, by SDPA; dropout draws from torch's generator."""
+    grouped = q.shape[1] != k.shape[1]
+    out: Tensor = _sdpa(q, k, v, bias, dropout, right is not None, scale=scale, enable_gqa=grouped)
+    return out
 
 
 def _recorded(*tensors: Tensor) -> bool:
@@ -54,10 +89,18 @@ def attend(
 
 
 def _harmless(bias: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Looks at values, which neither a compiler can nor a transform."""
-    watched = torch._C._functorch.peek_interpreter_stack() is not None or _get_current_dispatch_mode() is not None
-    if watched or torch.compiler.is_compiling() or type(k) not in (Tensor, Parameter):
-        return False
     if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype):
         return False
-    return bool((k.detach().sum() + v.detach().sum()).isfinite())
+    return not _is_watched(k, v) and _is_finite(k, v)
+
+
+def _is_watched(*tensors: Tensor) -> bool:
+    """Whether values must not be looked at: a compiler cannot, nor a transform."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return _get_current_dispatch_mode() is not None or any(type(x) not in (Tensor, Parameter) for x in tensors)
+
+
+def _is_finite(k: Tensor, v: Tensor) -> bool:
+    """Whether no key that is hidden can reach a row: 0 · NaN is NaN. An overflow of the sum is taken for one."""
+    return math.isfinite(k.detach().sum().item() + v.detach().sum().item())
