@@ -14,7 +14,7 @@ from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import cpu_dropout, cpu_plain, cpu_quick
 from assay.flash.cpu_dropout import Dropout, philox
 
-from .test_attention import draw, qkv
+from .inputs import draw, qkv
 
 SHORT: dict[str, tuple[int, bool, dict[str, Any]]] = {
     "dims": (8, False, {}),
