@@ -1,7 +1,7 @@
-"""`flash_attention` and the drop-in beside SDPA on the CPU: one after the other, round by round, and the median of the ratios.
+"""`flash_attention` and the drop-in beside SDPA on the CPU, in turns; the median of the rounds' ratios.
 
-The order turns from round to round; a round of short calls is several of them. Run it by itself or as `bench_flash.py cpu`. Exits with 1 if the goal is
-missed; lines in brackets have no goal, as they say.
+The order turns from round to round; a round of short calls is several of them. Run it as `bench_flash.py cpu` or by
+itself. Exits with 1 if the goal is missed; lines in brackets have no goal, as they say.
 """
 
 from __future__ import annotations

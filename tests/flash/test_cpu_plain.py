@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
 
 from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import cpu_dropout, cpu_plain, cpu_quick
@@ -98,12 +99,14 @@ def test_nan_in_hidden_keys_reaches_no_row(dim: int) -> None:
     mask[:, 4] = False
     dropout_p = 0.0 if dim == 8 else 0.5
     clean = scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    for bad in (torch.nan, torch.inf):
+    for bad in (torch.nan, torch.inf, -torch.inf):
         k[:, :, 4], v[:, :, 4] = bad, bad
-        found = scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
-        assert found.isfinite().all()
-        if not dropout_p:
-            assert (found - clean).abs().max() < 1e-6
+        for leaves in ((q, k, v), [x.clone().requires_grad_() for x in (q, k, v)]):
+            found = scaled_dot_product_attention(*leaves, attn_mask=mask, dropout_p=dropout_p)
+            assert found.isfinite().all()
+            if not dropout_p:
+                assert (found - clean).abs().max() < 1e-6
+        assert all(x.isfinite().all() for x in torch.autograd.grad(found.sum(), leaves))
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
@@ -158,6 +161,33 @@ def test_long_calls_write_no_scores_out() -> None:
     q, k, v = (torch.empty(1, 4, 2048, dim) for dim in (64, 64, 32))
     assert not cpu_plain.takes_short(q, k, v, None)
     assert not cpu_plain.takes_short(q, k, q, None, None, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("how", "dim", "kv_heads"),
+    [
+        ({"bias": torch.ones(1, 1100) > 0}, 16, 2),
+        ({"bias": torch.ones(2, 1, 1, 1100) > 0}, 16, 1),
+        ({"bias": torch.ones(2, 1100, 1)}, 16, 2),
+        ({"bias": torch.ones(1, 1)}, 16, 1),
+        ({"causal": True}, 8, 2),
+        ({"bias": torch.ones(1100, 1100)}, 32, 2),
+    ],
+    ids=["keys", "keys, MQA", "rows", "one number", "narrow values", "wide values"],
+)
+def test_no_kernel_that_writes_the_scores_of_long_calls(how: dict[str, Any], dim: int, kv_heads: int) -> None:
+    """Whatever the mask's shape is, and whether one head dimension is made longer."""
+    q, k, v = draw(2, 2, 1100, 16), draw(2, kv_heads, 1100, 16, seed=1), draw(2, kv_heads, 1100, dim, seed=2)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        out = flash_attention(q, k, v, **how)
+    names = {event.key for event in seen.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
+    assert "aten::_scaled_dot_product_attention_math" not in names
+    assert out.is_contiguous() or dim == 16
+    expected = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=how.get("bias"), is_causal="causal" in how, enable_gqa=True
+    )
+    assert (out - expected).abs().max() < 1e-5
 
 
 def test_the_quick_question_takes_the_plainest_only() -> None:

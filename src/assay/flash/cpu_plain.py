@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.functional import pad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from assay.flash.cpu_aten import ROWS
@@ -26,10 +27,13 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
 
     Its causal mask begins at the top left, as the drop-in's does, and ours for as many queries as keys; in bf16 its
     backward sums dK and dV up in bf16, over blocks of rows and over a group's heads; in fp16 it is slow; it takes no
-    empty tensors, and one head dimension. It takes a mask or a bias without a gradient, not together with causal; under
-    it a NaN in a hidden key reaches every row, so there the keys are looked at.
+    empty tensors, and one head dimension: zeros make two of them one, which pays without backward and up to twice the
+    smaller. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in a hidden key
+    reaches every row, so there the keys are looked at, or the output.
     """
-    if q.device.type != "cpu" or q.shape[3] != v.shape[3] or not (q.shape[2] and k.shape[2] and q.shape[0]):
+    if q.device.type != "cpu" or not (q.shape[2] and k.shape[2] and q.shape[0]):
+        return False
+    if q.shape[3] != v.shape[3] and (_ratio(q, v) > 2 or _recorded(q, k, v)):
         return False
     if right is not None and right != q.shape[2] - k.shape[2]:
         return False
@@ -37,7 +41,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
         return False
     if q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and _recorded(q, k, v) and not _short(q, k)):
         return False
-    return bias is None or (right is None and _harmless(bias, k, v))  # the costly question last
+    return bias is None or (right is None and _harmless(bias, q, k, v))  # the costly question last
 
 
 def takes_short(
@@ -58,7 +62,7 @@ def takes_short(
         return False
     if _is_watched(q, k, v) or not _sdpa_is_math():
         return False
-    return (bias is None and right is None) or _is_finite(k, v)
+    return not (_hides(right, bias) and _recorded(q, k, v)) or _is_finite(k, v)
 
 
 def attend_short(
@@ -69,11 +73,11 @@ def attend_short(
     scale: float | None,
     bias: Tensor | None = None,
     dropout: float = 0.0,
-) -> Tensor:
-    """The output, by SDPA; dropout draws from torch's generator."""
+) -> Tensor | None:
+    """The output, by SDPA; dropout draws from torch's generator. None if a hidden key may have reached it."""
     grouped = q.shape[1] != k.shape[1]
     out: Tensor = _sdpa(q, k, v, bias, dropout, right is not None, scale=scale, enable_gqa=grouped)
-    return out
+    return out if not _hides(right, bias) or _recorded(q, k, v) or _is_finite(out) else None
 
 
 def _recorded(*tensors: Tensor) -> bool:
@@ -87,25 +91,39 @@ def _short(q: Tensor, k: Tensor) -> bool:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float | None, bias: Tensor | None = None
-) -> Tensor:
+) -> Tensor | None:
     """The output, by the kernel behind SDPA: which one that is must not depend on the caller's switches.
 
-    A call by SDPA's own name takes half the time of one by the kernel's, and SDPA makes the mask a bias faster.
+    A call by SDPA's own name takes half the time of one by the kernel's, and SDPA makes the mask a bias faster. None if
+    a key that a mask hides may have reached the output.
     """
+    dim = v.shape[3]
+    if q.shape[3] != dim:
+        q, k, v = (pad(x, (0, max(q.shape[3], dim) - x.shape[3])) for x in (q, k, v))
+        out = attend(q, k, v, right, scale, bias)
+        return None if out is None else out[..., :dim].contiguous()
     if right is None and not _is_watched(q, k, v) and _sdpa_is_flash():
         return attend_short(q, k, v, right, scale, bias)
     if bias is not None and bias.dtype == torch.bool:
         bias = torch.zeros((), dtype=q.dtype).where(bias, -torch.inf)
     if right is not None and right < 0:  # keys that no query sees, whose NaN would reach the last rows
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-    out: Tensor = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
-    return out
+    out = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
+    return out if bias is None or _recorded(q, k, v) or _is_finite(out) else None
 
 
-def _harmless(bias: Tensor, k: Tensor, v: Tensor) -> bool:
-    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype):
+def _ratio(q: Tensor, v: Tensor) -> float:
+    return max(q.shape[3], v.shape[3]) / min(q.shape[3], v.shape[3])
+
+
+def _hides(right: int | None, bias: Tensor | None) -> bool:
+    return right is not None or bias is not None
+
+
+def _harmless(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype) or _is_watched(q, k, v):
         return False
-    return not _is_watched(k, v) and _is_finite(k, v)
+    return not _recorded(q, k, v) or _is_finite(k, v)
 
 
 def _is_watched(*tensors: Tensor) -> bool:
@@ -127,6 +145,9 @@ def _sdpa_is_math() -> bool:
     return bool(torch._C._get_math_sdp_enabled())
 
 
-def _is_finite(k: Tensor, v: Tensor) -> bool:
-    """Whether no key that is hidden can reach a row: 0 · NaN is NaN. An overflow of the sum is taken for one."""
-    return math.isfinite(k.detach().sum().item() + v.detach().sum().item())
+def _is_finite(*tensors: Tensor) -> bool:
+    """Of K and V: whether no hidden key can reach a row or a gradient, since 0 · NaN is NaN. Of the output: none did.
+
+    An overflow of the sum is taken for a NaN.
+    """
+    return math.isfinite(sum(x.detach().sum().item() for x in tensors))
