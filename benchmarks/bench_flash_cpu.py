@@ -102,7 +102,7 @@ def _calls(shape: Shape, dtype: torch.dtype, backward: bool) -> tuple[list[Call]
         bias = torch.randn(square, dtype=dtype, requires_grad=backward)
         leaves.append(bias)
     ours = {"causal": shape.causal, "bias": bias, "dropout_p": shape.dropout, **shape.ours}
-    theirs = {"is_causal": shape.causal, "attn_mask": bias, "dropout_p": shape.dropout}
+    theirs: dict[str, Any] = {"is_causal": shape.causal, "attn_mask": bias, "dropout_p": shape.dropout}
     theirs["enable_gqa"] = shape.kv_heads != HEADS
     return (
         [

@@ -31,18 +31,18 @@ def test_short_calls_agree_with_our_blocks(name: str, dtype: torch.dtype, monkey
     """The gradients too. Wide formats add up 16 + 20 + 20 rounded terms; 16-bit ones are rounded at the end only."""
     dim, with_bias, how = SHORT[name]
     q, k, v = draw(2, 4, 20, 16), draw(2, 4, 20, 16, seed=1), draw(2, 4, 20, dim, seed=2)
-    leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
     bias = draw(4, 20, 20, seed=3).to(dtype).requires_grad_() if with_bias else None
-    wanted = [*leaves, *([] if bias is None else [bias])]
+    wanted = [q, k, v, *([] if bias is None else [bias])]
 
     def run() -> list[torch.Tensor]:
-        out = scaled_dot_product_attention(*leaves, attn_mask=bias, **how)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=bias, **how)
         return [out, *torch.autograd.grad(out.square().sum(), wanted)]
 
-    assert cpu_plain.takes_short(*leaves, 0 if how else None, bias)
+    assert cpu_plain.takes_short(q, k, v, 0 if how else None, bias)
     short = run()
     monkeypatch.setattr(cpu_plain, "SCORES", 0)
-    assert not cpu_plain.takes_short(*leaves, 0 if how else None, bias)
+    assert not cpu_plain.takes_short(q, k, v, 0 if how else None, bias)
     roundings = 56 if dtype.itemsize > 2 else 4
     for x, y in zip(short, run(), strict=True):
         assert x.dtype == y.dtype
@@ -102,7 +102,7 @@ def test_nan_in_hidden_keys_reaches_no_row(dim: int) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         k[:, :, 4], v[:, :, 4] = bad, bad
         for leaves in ((q, k, v), [x.clone().requires_grad_() for x in (q, k, v)]):
-            found = scaled_dot_product_attention(*leaves, attn_mask=mask, dropout_p=dropout_p)
+            found = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], mask, dropout_p)
             assert found.isfinite().all()
             if not dropout_p:
                 assert (found - clean).abs().max() < 1e-6
@@ -146,15 +146,28 @@ def test_our_calls_are_not_taken_for_torchs(how: dict[str, Any], dim: int) -> No
 def test_reduced_math_is_not_taken() -> None:
     """A switch of torch's lets its kernel sum up in bf16."""
     q, k, v = draw(1, 2, 300, 16), draw(1, 2, 300, 16, seed=1), draw(1, 2, 300, 8, seed=2)
-    short = [x.bfloat16() for x in (q, k, v)]
+    q, k, v = (x.bfloat16() for x in (q, k, v))
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    expected = flash_attention(*short)
+    expected = flash_attention(q, k, v)
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
-        assert not cpu_plain.takes_short(*short, None)
-        assert (flash_attention(*short) - expected).abs().max() <= 2**-8
+        assert not cpu_plain.takes_short(q, k, v, None)
+        assert (flash_attention(q, k, v) - expected).abs().max() <= 2**-8
     finally:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"bias": draw(1, 4, 300, 300).requires_grad_()}, {"causal": True}], ids=["", "bias", "causal"]
+)
+def test_a_batch_does_not_change_its_members_if_asked(how: dict[str, Any]) -> None:
+    """One of eight has few enough scores for SDPA, eight have not."""
+    q, k = (draw(8, 4, 300, 16, seed=seed).requires_grad_() for seed in (0, 1))
+    v = draw(8, 4, 300, 40, seed=2)
+    assert cpu_plain.takes_short(q[:1], k[:1], v[:1], None)
+    assert not cpu_plain.takes_short(q, k, v, None)
+    alone = flash_attention(q[:1], k[:1], v[:1], batch_invariant=True, **how)
+    assert torch.equal(alone, flash_attention(q, k, v, batch_invariant=True, **how)[:1])
 
 
 def test_long_calls_write_no_scores_out() -> None:
@@ -192,9 +205,9 @@ def test_no_kernel_that_writes_the_scores_of_long_calls(how: dict[str, Any], dim
 
 def test_the_quick_question_takes_the_plainest_only() -> None:
     q, k, v = qkv()
-    assert torch.equal(
-        cpu_quick.attention(q, k, v, True, None), F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    )
+    found = cpu_quick.attention(q, k, v, True, None)
+    assert found is not None
+    assert torch.equal(found, F.scaled_dot_product_attention(q, k, v, is_causal=True))
     refused: list[tuple[Any, ...]] = [
         (q, k[:, :2], v[:, :2], False, None),
         (q, k[:, :, :5], v[:, :, :5], True, None),
@@ -212,6 +225,14 @@ def test_the_quick_question_takes_the_plainest_only() -> None:
         (q, k.to("meta"), v, False, None),
         (q, None, v, False, None),
     ]
+    mask = torch.ones(20, 20, dtype=torch.bool)
+    for good in (mask, mask.float(), mask.expand(2, 1, 20, 20), mask.float().expand(2, 4, 20, 20)):
+        assert cpu_quick.attention(q, k, v, False, None, good) is not None
+    bad: list[Any] = [
+        mask[:, :5], mask.double(), mask.int(), mask.to("meta"), mask.expand(4, 20, 20), mask.float().to_sparse(),
+        mask.float().requires_grad_(), 1.0,
+    ]  # fmt: skip
+    refused += [(q, k, v, False, None, each) for each in bad] + [(q, k, v, True, None, mask)]
     for arguments in refused:
         assert cpu_quick.attention(*arguments) is None, arguments[3:]
     with torch.autocast("cpu", dtype=torch.bfloat16):

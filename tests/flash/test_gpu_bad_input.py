@@ -25,11 +25,15 @@ def ints(*numbers: int, device: str = "cuda") -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
+def same(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return zeros(*shape), zeros(*shape), zeros(*shape)
+
+
 def dense(**changed: Any) -> Callable[[], object]:
     """A good call but for what is changed; made where CUDA is."""
 
     def call() -> object:
-        given = {name: zeros(1, 4, 20, 64) for name in "qkv"}
+        given: dict[str, Any] = {name: zeros(1, 4, 20, 64) for name in "qkv"}
         given |= {name: make() if callable(make) else make for name, make in changed.items()}
         return flash_attention(**given)
 
@@ -38,10 +42,14 @@ def dense(**changed: Any) -> Callable[[], object]:
 
 def cached(**changed: Any) -> Callable[[], object]:
     def call() -> object:
-        given = {"q": zeros(2, 4, 1, 64), "k_cache": zeros(6, 2, 16, 64), "v_cache": zeros(6, 2, 16, 64)}
+        given: dict[str, Any] = {
+            "q": zeros(2, 4, 1, 64),
+            "k_cache": zeros(6, 2, 16, 64),
+            "v_cache": zeros(6, 2, 16, 64),
+        }
         given |= {"block_table": ints(0, 1, 2, 3, 4, 5).view(2, 3), "lengths": ints(40, 17)}
         given |= {name: make() if callable(make) else make for name, make in changed.items()}
-        return attention_with_cache(**given)  # type: ignore[call-overload]
+        return attention_with_cache(**given)
 
     return call
 
@@ -75,7 +83,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "scale of NaN": (dense(scale=float("nan")), "scale must be a number"),
     "a tile of 65 keys": (lambda: Numerics(block=(64, 65)), "block must be"),
     "drop-in, mask on the CPU": (
-        lambda: scaled_dot_product_attention(*(zeros(1, 4, 20, 64) for _ in range(3)), torch.ones(20, 20)),
+        lambda: scaled_dot_product_attention(*same(1, 4, 20, 64), attn_mask=torch.ones(20, 20)),
         "device of q",
     ),
     "drop-in, mixed devices": (
@@ -93,7 +101,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "compat, past the end": (
         lambda: flash_attn_varlen_func(
-            *(zeros(20, 4, 64) for _ in range(3)), ints(0, 25), ints(0, 25), 25, 25, causal=True
+            *same(20, 4, 64), ints(0, 25), ints(0, 25), 25, 25, causal=True
         ),
         "end with the packed length 20",
     ),

@@ -79,8 +79,8 @@ def flash_attention(  # type: ignore[misc]
         window is None and softcap is None and alibi_slopes is None and sinks is None and rotary is None
         and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse
     )  # fmt: skip
-    if plain and bias is None and dropout_p == 0:
-        out = cpu_quick.attention(q, k, v, causal, scale)
+    if plain and dropout_p == 0:
+        out = cpu_quick.attention(q, k, v, causal, scale, bias)
         if out is not None:
             return out
     q, k, v = in_autocast_dtype(q, k, v)
@@ -91,7 +91,7 @@ def flash_attention(  # type: ignore[misc]
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
         bias = checks.check_bias(bias, q, k)
     if plain and dropout_seed is None:
-        out = attend_plainly(q, k, v, right, scale, bias, dropout_p)
+        out = attend_plainly(q, k, v, right, scale, bias, dropout_p, short=not batch_invariant)
         if out is not None:
             return out
     cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)
@@ -124,12 +124,23 @@ def flash_attention(  # type: ignore[misc]
 
 
 def attend_plainly(
-    q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float | None, bias: Tensor | None, dropout_p: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    right: int | None,
+    scale: float | None,
+    bias: Tensor | None,
+    dropout_p: float,
+    *,
+    short: bool = True,
 ) -> Tensor | None:
-    """The output for checked q, k, v, bias where torch gives what we promise; else None."""
+    """The output for checked q, k, v, bias where torch gives what we promise; else None.
+
+    `short`: Also where it depends on the number of scores, with it on the batch.
+    """
     if dropout_p == 0 and cpu_plain.takes(q, k, v, right, bias):
         return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
-    if not q.is_cuda:
+    if short and not q.is_cuda:
         checks.check_number("dropout_p", dropout_p, 0, 1)
         if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):
             return cpu_plain.attend_short(q, k, v, right, checked_scale(scale, q), bias, dropout_p)

@@ -77,7 +77,8 @@ class Dropout:
         b, low = torch.mul(c, _MULTIPLIERS[1], out=products[0]), a.mul_(_MULTIPLIERS[0])
         c = low.bitwise_right_shift_(32).bitwise_xor_(d).bitwise_xor_(self.keys[-2][1]).bitwise_and_(_WORD)
         high = c.mul_(_MULTIPLIERS[1]).bitwise_right_shift_(32)
-        return high.bitwise_xor_(b).bitwise_xor_(self.keys[-1][0]).bitwise_and_(_WORD)
+        first: torch.Tensor = high.bitwise_xor_(b).bitwise_xor_(self.keys[-1][0]).bitwise_and_(_WORD)
+        return first
 
     def _three_rounds(
         self, heads: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, words: torch.Tensor, before: torch.Tensor

@@ -60,9 +60,9 @@ def takes_short(
         return False
     if bias is not None and bias.dtype not in (torch.bool, k.dtype):
         return False
-    if _is_watched(q, k, v) or not _sdpa_is_math():
+    if is_watched(q, k, v) or not _sdpa_is_math():
         return False
-    return not (_hides(right, bias) and _recorded(q, k, v)) or _is_finite(k, v)
+    return not (_hides(right, bias) and _recorded(q, k, v)) or is_finite(k, v)
 
 
 def attend_short(
@@ -77,7 +77,7 @@ def attend_short(
     """The output, by SDPA; dropout draws from torch's generator. None if a hidden key may have reached it."""
     grouped = q.shape[1] != k.shape[1]
     out: Tensor = _sdpa(q, k, v, bias, dropout, right is not None, scale=scale, enable_gqa=grouped)
-    return out if not _hides(right, bias) or _recorded(q, k, v) or _is_finite(out) else None
+    return out if not _hides(right, bias) or _recorded(q, k, v) or is_finite(out) else None
 
 
 def _recorded(*tensors: Tensor) -> bool:
@@ -102,14 +102,14 @@ def attend(
         q, k, v = (pad(x, (0, max(q.shape[3], dim) - x.shape[3])) for x in (q, k, v))
         out = attend(q, k, v, right, scale, bias)
         return None if out is None else out[..., :dim].contiguous()
-    if right is None and not _is_watched(q, k, v) and _sdpa_is_flash():
+    if right is None and not is_watched(q, k, v) and _sdpa_is_flash():
         return attend_short(q, k, v, right, scale, bias)
     if bias is not None and bias.dtype == torch.bool:
         bias = torch.zeros((), dtype=q.dtype).where(bias, -torch.inf)
     if right is not None and right < 0:  # keys that no query sees, whose NaN would reach the last rows
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
     out = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
-    return out if bias is None or _recorded(q, k, v) or _is_finite(out) else None
+    return out if bias is None or _recorded(q, k, v) or is_finite(out) else None
 
 
 def _ratio(q: Tensor, v: Tensor) -> float:
@@ -121,12 +121,12 @@ def _hides(right: int | None, bias: Tensor | None) -> bool:
 
 
 def _harmless(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype) or _is_watched(q, k, v):
+    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype) or is_watched(q, k, v):
         return False
-    return not _recorded(q, k, v) or _is_finite(k, v)
+    return not _recorded(q, k, v) or is_finite(k, v)
 
 
-def _is_watched(*tensors: Tensor) -> bool:
+def is_watched(*tensors: Tensor) -> bool:
     """Whether values must not be looked at: a compiler cannot, nor a transform."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
@@ -145,7 +145,7 @@ def _sdpa_is_math() -> bool:
     return bool(torch._C._get_math_sdp_enabled())
 
 
-def _is_finite(*tensors: Tensor) -> bool:
+def is_finite(*tensors: Tensor) -> bool:
     """Of K and V: whether no hidden key can reach a row or a gradient, since 0 · NaN is NaN. Of the output: none did.
 
     An overflow of the sum is taken for a NaN.

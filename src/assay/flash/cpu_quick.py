@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
 from assay.flash.cpu_aten import ROWS
+from assay.flash.cpu_plain import is_finite, is_watched
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
 _flash_is_on = torch._C._get_flash_sdp_enabled
@@ -21,8 +22,10 @@ _TENSORS = frozenset((Tensor, Parameter))
 _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor | None:
-    """softmax(scale · q·kᵀ)·v, or None for whatever is not of the plainest kind: the checks refuse it or find it good.
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, bias: Tensor | None = None
+) -> Tensor | None:
+    """softmax(scale · q·kᵀ + bias)·v, or None for what is not of the plainest kind: the checks refuse it or not.
 
     SDPA computes it, with the kernel that `cpu_plain.attend` takes: only where `cpu_plain.takes` says yes, and no
     switch, mode or transform of the caller's makes it another. What torch refuses (sparse or nested tensors have no
@@ -49,6 +52,25 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
             or not _flash_is_on()
         ):
             return None
-        return _attend(q, k, v, None, 0.0, causal, scale=scale)
+        if bias is None:
+            return _attend(q, k, v, None, 0.0, causal, scale=scale)
+        if causal or not _is_plain(bias, shape, of_k, dtype) or is_watched():
+            return None
+        recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if recorded and not is_finite(k, v):
+            return None
+        out = _attend(q, k, v, bias, 0.0, False, scale=scale)
+        return out if recorded or is_finite(out) else None
     except RuntimeError:
         return None
+
+
+def _is_plain(bias: Tensor, of_q: torch.Size, of_k: torch.Size, dtype: torch.dtype) -> bool:
+    """A mask or a bias of all queries and keys, without a gradient; for all heads or for each."""
+    if type(bias) not in _TENSORS or not bias.is_cpu or bias.requires_grad:
+        return False
+    shape = bias.shape
+    whole = (of_q[2], of_k[2])
+    if shape != whole and shape != (of_q[0], 1, *whole) and shape != (of_q[0], of_q[1], *whole):
+        return False
+    return (bias.dtype is dtype or bias.dtype is torch.bool) and bias.layout is torch.strided

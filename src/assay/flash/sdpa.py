@@ -28,8 +28,8 @@ def scaled_dot_product_attention(
     (top-left; `flash_attention` counts from the last); `attn_mask` is bool (False hides) or float (added), and a float
     one has a gradient; any number of leading dimensions.
     """
-    if attn_mask is None and dropout_p == 0 and (enable_gqa is False or enable_gqa is True):
-        out = cpu_quick.attention(query, key, value, is_causal, scale)
+    if dropout_p == 0 and (enable_gqa is False or enable_gqa is True):
+        out = cpu_quick.attention(query, key, value, is_causal, scale, attn_mask)
         if out is not None:
             return out
     for name, x in (("query", query), ("key", key), ("value", value)):
