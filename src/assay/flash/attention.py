@@ -63,7 +63,8 @@ def flash_attention(  # type: ignore[misc]
             False hides.
         rotary: `Rotary(cos, sin)`: q and k are rotated first, by position.
         dropout_p: The share of probabilities that is dropped.
-        dropout_seed: Makes dropout repeatable; None: drawn from torch's generator.
+        dropout_seed: Makes dropout repeatable, the same on CPU and CUDA; None: drawn from torch's generator (on the CPU
+            a short call's whole mask).
         cu_seqlens_q: (sequences + 1,): the inputs hold sequences one after the other, (1, heads, all lengths, D), each
             attending within itself; these are their first queries, and the total.
         cu_seqlens_k: The same for the keys; None: as the queries.
@@ -73,7 +74,8 @@ def flash_attention(  # type: ignore[misc]
         allow_tf32: FP32 inputs may be multiplied in TF32; else in full FP32.
         numerics: What the CUDA kernel rounds, its tiles and its order; None: FP32 inside.
 
-    Rows that see no key give 0, an LSE of −inf and no gradient. Gradients of gradients are refused.
+    Rows that see no key give 0, an LSE of −inf and no gradient. Gradients of gradients are refused, but where a short
+    call on the CPU is torch's, which has them.
     """
     plain = (
         window is None and softcap is None and alibi_slopes is None and sinks is None and rotary is None
