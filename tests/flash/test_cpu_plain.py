@@ -109,6 +109,42 @@ def test_nan_in_hidden_keys_reaches_no_row(dim: int) -> None:
         assert all(x.isfinite().all() for x in torch.autograd.grad(found.sum(), leaves))
 
 
+@pytest.mark.parametrize("keys", [1, 7, 15, 16, 40])
+@pytest.mark.parametrize("dim", [16, 8])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"causal": True}, {"bias": 0.0}, {"return_lse": True}, {"cu_seqlens_q": [0, 4, 4]}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_row_of_nan_is_not_lost(keys: int, dim: int, how: dict[str, Any], dtype: torch.dtype) -> None:
+    """Over few keys torch's kernel takes it for a row that sees nothing, and gives 0."""
+    q, k, v = draw(1, 2, 4, 16), draw(1, 2, keys, 16, seed=1), draw(1, 2, keys, dim, seed=2)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    if "bias" in how:
+        how = {"bias": torch.zeros(4, keys, dtype=dtype)}
+    if "cu_seqlens_q" in how:
+        cu_k = torch.tensor([0, keys, keys], dtype=torch.int32)
+        how = {"cu_seqlens_q": torch.tensor([0, 4, 4], dtype=torch.int32), "cu_seqlens_k": cu_k}
+    if "causal" in how:
+        q = q[:, :, :keys]
+    clean = flash_attention(q, k, v, **how)
+    q[:, :, -1] = torch.nan
+    found = flash_attention(q, k, v, **how)
+    if "return_lse" in how:
+        assert found[1][:, :, -1].isnan().all()
+        found, clean = found[0], clean[0]
+    assert found[:, :, -1].isnan().all()
+    assert (found - clean)[:, :, :-1].abs().sum() <= 2 * torch.finfo(dtype).eps * clean.numel()
+
+
+def test_keys_of_nan_are_not_lost() -> None:
+    q, k, v = draw(1, 2, 4, 16), draw(1, 2, 5, 16, seed=1), draw(1, 2, 5, 16, seed=2)
+    k[:] = torch.nan
+    assert flash_attention(q, k, v).isnan().all()
+    assert scaled_dot_product_attention(q, k, v).isnan().all()
+
+
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
 @pytest.mark.parametrize("dim", [8, 16])
 def test_the_callers_switches_do_not_matter(backend: SDPBackend, dim: int) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from assay.flash.cpu_aten import ROWS
+from assay.flash.cpu_aten import ROWS, VECTOR, is_finite
 from assay.flash.library import in_forward_mode
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -29,7 +27,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
     backward sums dK and dV up in bf16, over blocks of rows and over a group's heads; in fp16 it is slow; it takes no
     empty tensors, and one head dimension: zeros make two of them one, which pays without backward and up to twice the
     smaller. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in a hidden key
-    reaches every row, so there the keys are looked at, or the output.
+    reaches every row, so there the keys are looked at, or the output: 0 · NaN is NaN. Over a few keys it makes 0 of a
+    NaN, so q and k are looked at.
     """
     if q.device.type != "cpu" or not (q.shape[2] and k.shape[2] and q.shape[0]):
         return False
@@ -41,7 +40,9 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
         return False
     if q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and _recorded(q, k, v) and not _short(q, k)):
         return False
-    return bias is None or (right is None and _harmless(bias, q, k, v))  # the costly question last
+    if bias is not None and (right is not None or not _harmless(bias, q, k, v)):  # the costly questions last
+        return False
+    return is_watched(q, k, v) or k.shape[2] >= VECTOR or is_finite(q, k)
 
 
 def takes_short(
@@ -143,11 +144,3 @@ def _sdpa_is_math() -> bool:
     if torch._C._len_torch_function_stack() or torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         return False
     return bool(torch._C._get_math_sdp_enabled())
-
-
-def is_finite(*tensors: Tensor) -> bool:
-    """Of K and V: whether no hidden key can reach a row or a gradient, since 0 · NaN is NaN. Of the output: none did.
-
-    An overflow of the sum is taken for a NaN.
-    """
-    return math.isfinite(sum(x.detach().sum().item() for x in tensors))

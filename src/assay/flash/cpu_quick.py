@@ -11,13 +11,14 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
-from assay.flash.cpu_aten import ROWS
-from assay.flash.cpu_plain import is_finite, is_watched
+from assay.flash.cpu_aten import ROWS, VECTOR, is_finite
+from assay.flash.cpu_plain import is_watched
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
 _flash_is_on = torch._C._get_flash_sdp_enabled
 _function_modes = torch._C._len_torch_function_stack
 _in_autocast = torch._C._is_any_autocast_enabled
+_transforms = torch._C._functorch.peek_interpreter_stack
 _TENSORS = frozenset((Tensor, Parameter))
 _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16))
 
@@ -50,6 +51,8 @@ def attention(
             or _function_modes()
             or _in_autocast()
             or not _flash_is_on()
+            or _transforms() is not None
+            or (of_k[2] < VECTOR and not is_finite(q, k))
         ):
             return None
         if bias is None:

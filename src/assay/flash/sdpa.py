@@ -26,8 +26,8 @@ def scaled_dot_product_attention(
 
     Its signature and its meaning: `is_causal` hides the keys after a query's own number, counted from the first
     (top-left; `flash_attention` counts from the last); `attn_mask` is bool (False hides) or float (added), and a float
-    one has a gradient; any number of leading dimensions. On the CPU dropout is torch's own, to the bit, up to 2²² scores
-    in all; beyond that, and on CUDA, other numbers are drawn and no scores written out.
+    one has a gradient; any number of leading dimensions. On the CPU dropout is torch's own, to the bit, up to 2²²
+    scores in all; beyond that, and on CUDA, other numbers are drawn and no scores written out.
     """
     if dropout_p == 0 and (enable_gqa is False or enable_gqa is True):
         out = cpu_quick.attention(query, key, value, is_causal, scale, attn_mask)
