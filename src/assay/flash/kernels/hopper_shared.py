@@ -93,3 +93,61 @@ def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     low = (pairs & 0xFFFF).to(gl.uint16).to(dtype, bitcast=True)
     high = (pairs >> 16).to(gl.uint16).to(dtype, bitcast=True)
     return gl.convert_layout(gl.reshape(gl.join(low, high), [pairs.shape[0], pairs.shape[1] * 2]), LAYOUT)
+
+
+@gluon.constexpr_function
+def _rescale(elements):
+    """PTX: one thread's elements of an accumulator, times the factors of its two rows if any in the warp is not 1."""
+    ins, factors = elements, 2 * elements
+    rows = [(element >> 1) & 1 for element in range(elements)]
+    lines = [
+        ".reg .pred p, q;",
+        f"setp.neu.f32 p, ${factors}, 0f3F800000;",
+        f"setp.neu.f32 q, ${factors + 2}, 0f3F800000;",
+        "or.pred p, p, q;",
+        "vote.sync.any.pred p, p, 0xffffffff;",
+        *(f"mov.f32 ${element}, ${ins + element};" for element in range(elements)),
+        "@!p bra.uni KEPT;",
+        *(f"mul.f32 ${e}, ${e}, ${factors + 2 * row};" for e, row in enumerate(rows)),
+        "KEPT:",
+    ]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.constexpr_function
+def _rescale_operands(elements):
+    return ",".join(["=&f"] * elements + ["f"] * (2 * elements))
+
+
+@gluon.jit
+def rescaled(output, factor):
+    """A warpgroup's accumulator times a factor a row; a warp whose factors are all 1 goes past it."""
+    ELEMENTS: gl.constexpr = output.shape[0] * output.shape[1] // 128
+    factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
+    return gl.inline_asm_elementwise(
+        _rescale(ELEMENTS),
+        _rescale_operands(ELEMENTS),
+        [output, factor],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+
+
+@gluon.jit
+def widened(x, LAYOUT: gl.constexpr):
+    """x and as many columns of 0 on its right: registers, no traffic."""
+    both = gl.permute(gl.join(x, gl.zeros_like(x)), (0, 2, 1))
+    return gl.convert_layout(gl.reshape(both, [x.shape[0], 2 * x.shape[1]]), LAYOUT)
+
+
+@gluon.constexpr_function
+def _bar(kind, number):
+    """PTX. Of the hardware's 16 barriers Triton takes the first ones, a few for each partition."""
+    return f"bar.{kind} {8 + number}, 256; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def named_barrier(kind: gl.constexpr, number: gl.constexpr):
+    """Of two warpgroups: one waits ("sync"), the other goes on ("arrive")."""
+    gl.inline_asm_elementwise(_bar(kind, number), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
