@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -10,14 +11,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash.call import Call
 from assay.flash.descriptors import gluon_tiles
-from assay.flash.kernels.hopper_forward import attention_forward_hopper
+from assay.flash.kernels.hopper_forward import Shape, attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.numerics import SHIPPED
 
-DIMS: tuple[int, ...] = (128, 256)
-ROWS = 128
-"""Of a tile."""
+DIMS: tuple[int, ...] = (64, 128, 256)
+SHORT = 512
+"""Sequences up to this long are cut into tiles of 128 rows, also at small heads."""
+LAZY = 8.0
+"""The maximum may grow by this much (log₂) before what came before is rescaled."""
 
 
 def takes(call: Call) -> bool:
@@ -46,56 +49,105 @@ def forward(
     scores: Scores,
 ) -> None:
     """Fill `out` and `lse`."""
-    dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
+    shape = shape_of(call)
     batches, heads = q.shape[:2]
-    cu = call.cu_seqlens_q
-    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
-    places = None if cu is None else _places(cu, blocks)
+    rows, cu = 64 * shape.consumers, call.cu_seqlens_q
+    blocks = triton.cdiv(q.shape[2], rows) + (0 if cu is None else len(cu) - 1)
+    places = None if cu is None else _places(cu, rows, blocks)
     attention_forward_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
         gluon_tiles(q, 64),
-        gluon_tiles(k, keys),
-        gluon_tiles(v, keys),
+        gluon_tiles(k, shape.columns),
+        gluon_tiles(v, shape.columns),
         gluon_tiles(out, 64) if is_aligned(out) else None,
         out,
         out.stride()[:3],
         lse,
         call.sinks,
-        torch.zeros(1, dtype=torch.int32, device=q.device),
+        _counter(q.device),
         places,
         span,
         scores,
         batches,
         heads,
         call.group,
-        v.shape[3],
-        dim,
-        value_dim,
-        keys,
-        dim <= 128,
-        dim <= 128 or value_dim != dim,
-        240,
+        padded(q.shape[3]),
+        shape,
+        160 if shape.consumers == 3 else 240,
         num_warps=4,
     )
+
+
+def shape_of(call: Call) -> Shape:
+    """Small heads leave registers for three consumers, whose tiles need long sequences: no row's bits depend on it."""
+    dim, value_dim = padded(call.q.shape[3]), padded(call.v.shape[3])
+    sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
+    three = max(dim, value_dim) <= 64 and call.q.shape[2] > SHORT * sequences
+    return Shape(
+        consumers=3 if three else 2,
+        stages=2,
+        q_stages=2 if three else 1,
+        columns=columns(call),
+        value_dim=call.v.shape[3],
+        block_value_dim=value_dim,
+        q_in_registers=dim <= 128 and not three,
+        own_buffer=dim <= 128 or value_dim != dim,
+        turns=three,
+        lazy=LAZY,
+    )
+
+
+_COUNTERS: dict[int, tuple[torch.Tensor, Iterator[int]]] = {}
+_OF_STREAMS: dict[tuple[int, int], torch.Tensor] = {}
+_MOST = 4096
+
+
+def _counter(device: torch.device) -> torch.Tensor:
+    """A 0 that no other kernel has at the same time: the kernel leaves it at 0.
+
+    One a stream, whose kernels run one after the other; one a captured call, as graphs run on any stream.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return (
+            _new_counter(device.index)
+            if device.index in _COUNTERS
+            else torch.zeros(1, dtype=torch.int32, device=device)
+        )
+    key = device.index, torch.cuda.current_stream(device).cuda_stream
+    found = _OF_STREAMS.get(key)
+    if found is None:
+        if device.index not in _COUNTERS:
+            zeros = torch.zeros(_MOST, 4, dtype=torch.int32, device=device)  # 16 bytes each
+            torch.cuda.current_stream(device).synchronize()  # for the other streams
+            _COUNTERS[device.index] = zeros, iter(range(_MOST))
+        found = _OF_STREAMS[key] = _new_counter(device.index)
+    return found
+
+
+def _new_counter(index: int) -> torch.Tensor:
+    """From a device's store, or zeroed for this call once that is used up."""
+    zeros, free = _COUNTERS[index]
+    place = next(free, None)
+    return zeros.new_zeros(1) if place is None else zeros[place]
 
 
 _KNOWN = WeakTensorKeyDictionary()
 
 
-def _places(cu: torch.Tensor, most: int) -> torch.Tensor:
+def _places(cu: torch.Tensor, rows: int, most: int) -> torch.Tensor:
     """Once for all layers of a model; but a captured graph may be replayed with other lengths, so it counts again."""
     if torch.cuda.is_current_stream_capturing() or cu.is_inference():
-        return _count_places(cu, most)
-    state = cu._version, torch.cuda.current_stream(cu.device)
+        return _count_places(cu, rows, most)
+    state = cu._version, torch.cuda.current_stream(cu.device), rows
     known = _KNOWN.get(cu)
     if known is None or known[0] != state:
-        known = _KNOWN[cu] = (state, _count_places(cu, most))
+        known = _KNOWN[cu] = (state, _count_places(cu, rows, most))
     found: torch.Tensor = known[1]
     return found
 
 
-def _count_places(cu: torch.Tensor, most: int) -> torch.Tensor:
+def _count_places(cu: torch.Tensor, rows: int, most: int) -> torch.Tensor:
     """Packed: how many blocks of rows there are, then the sequence of each and its number there; no host read."""
-    ends = ((cu[1:] - cu[:-1] + (ROWS - 1)) // ROWS).cumsum(0, dtype=torch.int32)
+    ends = ((cu[1:] - cu[:-1] + (rows - 1)) // rows).cumsum(0, dtype=torch.int32)
     blocks = torch.arange(most, dtype=torch.int32, device=cu.device)
     sequences = torch.searchsorted(ends, blocks, right=True, out_int32=True).clamp_(max=len(ends) - 1)
     before = torch.cat((ends.new_zeros(1), ends[:-1]))

@@ -1,4 +1,4 @@
-"""Forward on Hopper: warps with roles. One loads, two or three compute, and the tensor cores never wait for the softmax.
+"""Forward on Hopper: warps with roles. Some load, the others compute, and the tensor cores never wait for the softmax.
 
 A tile is 128 or 192 rows of one head. Four warps (the producer) bring K and V by the copy engine (TMA), two stages
 ahead; two or three warpgroups (the consumers) have 64 rows each. A consumer issues Q·Kᵀ of the next block and P·V of
@@ -155,7 +155,8 @@ def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASKED: gl.constexpr, LAZY: gl.constexpr
+    s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores,
+    MASKED: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
@@ -214,7 +215,7 @@ def first_block(
     q, k, maximum, row_sum, start, first, slope, work, span, scores, consumer: gl.constexpr,
     WIDTH: gl.constexpr, MASKED: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
-    """Exponentials of a tile's first block in the layout of P, of which only `WIDTH` keys are seen; maximum, row sum."""
+    """Exponentials of a tile's first block, of which only `WIDTH` keys are seen, as P lies; maximum and row sum."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.block_value_dim, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -232,7 +233,7 @@ def first_block(
         s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, ROW_LAYOUT), start, rows, columns, slope,
         leaning_of(columns, slope, scores), work, span, scores, MASKED, SHAPE.lazy,
     )  # fmt: skip
-    if WIDTH == SHAPE.columns:
+    if SHAPE.columns == WIDTH:
         exps = gl.convert_layout(exps, P_LAYOUT)
     else:
         exps = widened(exps, P_LAYOUT)
@@ -413,7 +414,7 @@ def attend(
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["batches", "heads", "group"])
 def attention_forward_hopper(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads,
     group, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr, REGISTERS: gl.constexpr,
