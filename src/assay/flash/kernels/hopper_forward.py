@@ -104,7 +104,7 @@ def produce(given, SHAPE: gl.constexpr):
     while tile < tiles:
         work, before_k = work_of(tile, places, span, batches, heads, TILE)
         tell(buffers.note, buffers.note_full, buffers.note_empty, count, work, PACKED)
-        batch = 0 if PACKED else work.sequence
+        batch = gl.to_tensor(0) if PACKED else work.sequence
         for consumer in gl.static_range(CONSUMERS):
             slot = (count % SHAPE.q_stages) * CONSUMERS + consumer
             mbarrier.wait(buffers.q_empty.index(slot), ((count // SHAPE.q_stages) & 1) ^ 1)
@@ -403,7 +403,7 @@ def attend(
 
     inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
     output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
-    batch = 0 if PACKED else work.sequence
+    batch = gl.to_tensor(0) if PACKED else work.sequence
     place = (batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
     gl.store(lse + place + rows, (maximum + gl.log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
     rows_at = batch, work.head, work.before_q, first, work.len_q
