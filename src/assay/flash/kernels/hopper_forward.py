@@ -33,8 +33,10 @@ from assay.flash.kernels.hopper_shared import (
     ROWS,
     barriers,
     clean,
+    hidden,
     named_barrier,
     packed,
+    partial_sums,
     rescaled,
     shared,
     tanh,
@@ -154,9 +156,33 @@ def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
 
 
 @gluon.jit
+def masked(s, start, rows, columns, work, span, FIRST: gl.constexpr, MASK: gl.constexpr):
+    """−inf for keys that a row does not see; "left": only before it. A tile's first block has registers to spare."""
+    position = rows + (work.len_k - work.len_q)
+    if FIRST and span.left is None:
+        limits = gl.full([ROWS], 0, gl.int32, rows.type.layout) + (work.len_k - 1 - start)
+        if span.right is not None:
+            limits = gl.minimum(limits, position + (span.right - start))
+        s = hidden(s, limits, columns)
+    else:
+        position = gl.expand_dims(position, 1)
+        keys = gl.expand_dims(start + columns, 0)
+        if MASK == "left":
+            seen = keys >= position - span.left
+        else:
+            seen = keys < work.len_k
+            if span.right is not None:
+                seen &= keys <= position + span.right
+            if span.left is not None:
+                seen &= keys >= position - span.left
+        s = gl.where(seen, s, float("-inf"))
+    return s
+
+
+@gluon.jit
 def softmax(
     s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores,
-    MASKED: gl.constexpr, LAZY: gl.constexpr,
+    FIRST: gl.constexpr, MASK: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
@@ -165,8 +191,6 @@ def softmax(
     adds to a row's scores `attend` takes off its LSE.
     """
     LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
-    keys = gl.expand_dims(start + columns, 0)
-    position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
     unit = scores.scale
     if scores.cap is not None:
         s = tanh(s * scores.scale)
@@ -176,14 +200,11 @@ def softmax(
         s += gl.expand_dims(leaning, 0)
         ahead = slope * (start - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
     if not LINEAR:
+        position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
+        keys = gl.expand_dims(start + columns, 0)
         s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
-    if MASKED:
-        seen = keys < work.len_k
-        if span.right is not None:
-            seen &= keys <= position + span.right
-        if span.left is not None:
-            seen &= keys >= position - span.left
-        s = gl.where(seen, s, float("-inf"))
+    if MASK is not None:
+        s = masked(s, start, rows, columns, work, span, FIRST, MASK)
     if LINEAR:
         latest = gl.maximum(maximum, gl.max(s, 1) * unit + ahead)
     else:
@@ -191,14 +212,16 @@ def softmax(
     if LAZY is not None:
         latest = gl.where(latest > maximum + LAZY, latest, maximum)
     reference = latest
-    if MASKED:
+    if MASK is not None:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
     if LINEAR:
         p = gl.exp2(s * unit - gl.expand_dims(reference - ahead, 1))
     else:
         p = gl.exp2(s - gl.expand_dims(reference, 1))
     factor = gl.exp2(maximum - reference)
-    return p, latest, row_sum * factor + gl.sum(p, 1), factor
+    sums = partial_sums(p)
+    row_sum = row_sum * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout)), 1)
+    return p, latest, row_sum + sums, factor
 
 
 @gluon.jit
@@ -213,7 +236,7 @@ def leaning_of(columns, slope, scores):
 @gluon.jit
 def first_block(
     q, k, maximum, row_sum, start, first, slope, work, span, scores, consumer: gl.constexpr,
-    WIDTH: gl.constexpr, MASKED: gl.constexpr, SHAPE: gl.constexpr,
+    WIDTH: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Exponentials of a tile's first block, of which only `WIDTH` keys are seen, as P lies; maximum and row sum."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
@@ -230,20 +253,20 @@ def first_block(
     pass_turn(consumer, SHAPE)
     s = warpgroup_mma_wait(0, deps=(s,))
     exps, latest, new_sum, _ = softmax(
-        s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, ROW_LAYOUT), start, rows, columns, slope,
-        leaning_of(columns, slope, scores), work, span, scores, MASKED, SHAPE.lazy,
+        s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(empty).type.layout), start,
+        rows, columns, slope, leaning_of(columns, slope, scores), work, span, scores, True, MASK, SHAPE.lazy,
     )  # fmt: skip
     if SHAPE.columns == WIDTH:
         exps = gl.convert_layout(exps, P_LAYOUT)
     else:
         exps = widened(exps, P_LAYOUT)
-    return exps, gl.convert_layout(latest, maximum.type.layout), gl.convert_layout(new_sum, maximum.type.layout)
+    return exps, gl.convert_layout(latest, maximum.type.layout), gl.convert_layout(new_sum, row_sum.type.layout)
 
 
 @gluon.jit
 def over_blocks(
     first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, end, span,
-    scores, consumer: gl.constexpr, MASKED: gl.constexpr, SHAPE: gl.constexpr,
+    scores, consumer: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many the CTA had before these rows.
 
@@ -268,7 +291,7 @@ def over_blocks(
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
         exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASKED, SHAPE.lazy
+            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, False, MASK, SHAPE.lazy
         )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
@@ -337,13 +360,13 @@ def attend(
         slope = gl.load(scores.slopes + work.sequence * heads + work.head) * LOG2_E
     leaning = leaning_of(columns, slope, scores)
     maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
-    row_sum = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
+    row_sum = partial_sums(gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT))
     tilt = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
     if scores.near is not None:
         tilt = slope * (rows - work.first_row).to(gl.float32)
     if sinks is not None:  # one more key, which has no value
         maximum = tilt + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
-        row_sum += 1.0
+        row_sum += 0.25
     output = gl.zeros([ROWS, VALUES], gl.float32, O_LAYOUT)
 
     q_slot = (count % SHAPE.q_stages) * SHAPE.consumers + consumer
@@ -364,32 +387,32 @@ def attend(
     rest = start, first, slope, work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, False, SHAPE)
+            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, None, SHAPE)
         else:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, True, SHAPE)
+            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, "all", SHAPE)
     elif COLUMNS == 128:
         if keys.upto - start <= COLUMNS // 2:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS // 2, True, SHAPE)
+            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS // 2, "all", SHAPE)
         else:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, True, SHAPE)
+            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, "all", SHAPE)
     else:
-        exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, True, SHAPE)
+        exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, "all", SHAPE)
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
     p = packed(exps, buffers.v.dtype)
     right = gl.maximum(keys.end - keys.whole_end, 1)
     left = gl.maximum(keys.end - keys.whole_begin, right)
     p, output, maximum, row_sum = over_blocks(
         1, right, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, keys.end, span,
-        scores, consumer, True, SHAPE,
+        scores, consumer, "all", SHAPE,
     )  # fmt: skip
     p, output, maximum, row_sum = over_blocks(
         right, left, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, keys.end,
-        span, scores, consumer, False, SHAPE,
+        span, scores, consumer, None, SHAPE,
     )  # fmt: skip
     if span.left is not None:
         p, output, maximum, row_sum = over_blocks(
             left, keys.end - keys.begin, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers,
-            work, keys.end, span, scores, consumer, True, SHAPE,
+            work, keys.end, span, scores, consumer, "left", SHAPE,
         )  # fmt: skip
     if SHAPE.own_buffer and not SHAPE.q_in_registers:
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
@@ -401,6 +424,7 @@ def attend(
     mbarrier.arrive(buffers.v_empty.index(stage), count=1)
     pass_blocks(step, step + keys.begin - tile.begin, buffers, consumer, SHAPE)
 
+    row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROW_LAYOUT)
     inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
     output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
     batch = gl.to_tensor(0) if PACKED else work.sequence

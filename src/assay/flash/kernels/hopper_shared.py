@@ -151,3 +151,56 @@ def _bar(kind, number):
 def named_barrier(kind: gl.constexpr, number: gl.constexpr):
     """Of two warpgroups: one waits ("sync"), the other goes on ("arrive")."""
     gl.inline_asm_elementwise(_bar(kind, number), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def _hide(elements):
+    """PTX: one thread's elements of a matrix of scores, −inf behind the last column that each of its two rows sees.
+
+    A warp goes past a half of the columns that all its rows see. An element's column is that of the thread's first plus
+    what its number says.
+    """
+    ins, limits, columns = elements, 2 * elements, 3 * elements
+    half = elements // 2
+    lines = [
+        ".reg .pred p;",
+        ".reg .s32 a, b, c;",
+        f"sub.s32 a, ${limits}, ${columns};",
+        f"sub.s32 b, ${limits + 2}, ${columns};",
+        "min.s32 c, a, b;",
+        *(f"mov.f32 ${e}, ${ins + e};" for e in range(half)),
+        f"setp.lt.s32 p, c, {2 * half - 7};",
+        "vote.sync.any.pred p, p, 0xffffffff;",
+        "@!p bra.uni SEEN;",
+    ]
+    for e in range(elements):
+        if e == half:
+            lines.append("SEEN:")
+        column, row = (e >> 2) * 8 + (e & 1), "ab"[(e >> 1) & 1]
+        lines += [f"setp.ge.s32 p, {row}, {column};", f"selp.f32 ${e}, ${ins + e}, 0fFF800000, p;"]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.constexpr_function
+def _hide_operands(elements):
+    return ",".join(["=&f"] * elements + ["f"] * elements + ["r"] * (2 * elements))
+
+
+@gluon.jit
+def hidden(s, limits, columns):
+    """A warpgroup's scores, −inf where the column is over its row's limit."""
+    ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    return gl.inline_asm_elementwise(
+        _hide(ELEMENTS),
+        _hide_operands(ELEMENTS),
+        [s, gl.expand_dims(limits, 1), gl.expand_dims(columns, 0)],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+
+
+@gluon.jit
+def partial_sums(p):
+    """Of each row, four: what a thread has of it. No thread waits for another."""
+    return gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)

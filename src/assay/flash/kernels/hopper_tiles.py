@@ -28,7 +28,10 @@ class Work(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Blocks of keys: those from begin to end are seen, those between the middle two by every row, whole."""
+    """Blocks of keys: those from begin to end are seen, those between the middle two by every row, whole.
+
+    Before the middle two keys are hidden on the left only.
+    """
 
     begin: Any
     whole_begin: Any
@@ -89,10 +92,7 @@ def keys_of(work, first, span, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     if span.left is not None:
         begin = gl.minimum(gl.maximum(first + shift - span.left, 0) // COLUMNS, end)
         whole_begin = gl.cdiv(gl.maximum(last + shift - span.left, 0), COLUMNS)
-    end = gl.maximum(end, begin + 1)
-    whole_begin = gl.minimum(gl.maximum(whole_begin, begin), end)
-    whole_end = gl.minimum(gl.maximum(whole_end, whole_begin), end)
-    return Keys(begin, whole_begin, whole_end, end, upto)
+    return Keys(begin, whole_begin, whole_end, gl.maximum(end, begin + 1), upto)
 
 
 @gluon.jit
@@ -101,8 +101,8 @@ def within(keys, tile, there):
     end = gl.minimum(keys.end, tile.end)
     begin = gl.minimum(keys.begin, end - 1)
     begin = gl.where(there, begin, end - 1)
-    whole_begin = gl.minimum(gl.maximum(keys.whole_begin, begin), end)
-    whole_end = gl.minimum(gl.maximum(keys.whole_end, whole_begin), end)
+    whole_end = gl.minimum(gl.maximum(keys.whole_end, begin), end)
+    whole_begin = gl.minimum(gl.maximum(keys.whole_begin, begin), whole_end)
     return Keys(begin, whole_begin, whole_end, end, keys.upto)
 
 
