@@ -81,7 +81,7 @@ def shape_of(call: Call) -> Shape:
     """Small heads leave registers for three consumers, whose tiles need long sequences: no row's bits depend on it."""
     dim, value_dim = padded(call.q.shape[3]), padded(call.v.shape[3])
     sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
-    three = max(dim, value_dim) <= 64 and call.q.shape[2] > SHORT * sequences
+    three = max(dim, value_dim) <= 64 and call.slopes is None and call.q.shape[2] > SHORT * sequences
     return Shape(
         consumers=3 if three else 2,
         stages=2,

@@ -222,6 +222,11 @@ def key_blocks(call: Call) -> tuple[int, bool]:
     return tile_for("forward", call).columns, call.numerics.reverse_keys
 
 
+def lazy_threshold(call: Call) -> float | None:
+    """By how much (log₂) the maximum may grow before the forward kernel rescales; None: it always does."""
+    return hopper.LAZY if hopper.takes(call) else None
+
+
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K, V, dO, the LSE in units of log₂, and delta."""
 

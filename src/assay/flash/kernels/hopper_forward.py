@@ -156,33 +156,23 @@ def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def masked(s, start, rows, columns, work, span, FIRST: gl.constexpr, MASK: gl.constexpr):
-    """−inf for keys that a row does not see; "left": only before it. A tile's first block has registers to spare."""
-    position = rows + (work.len_k - work.len_q)
-    if FIRST and span.left is None:
+def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
+    """−inf for keys that a row does not see; "left": only those before its window."""
+    position = rows + (work.len_k - work.len_q - start)
+    if MASK == "all":
         limits = gl.full([ROWS], 0, gl.int32, rows.type.layout) + (work.len_k - 1 - start)
         if span.right is not None:
-            limits = gl.minimum(limits, position + (span.right - start))
-        s = hidden(s, limits, columns)
-    else:
-        position = gl.expand_dims(position, 1)
-        keys = gl.expand_dims(start + columns, 0)
-        if MASK == "left":
-            seen = keys >= position - span.left
-        else:
-            seen = keys < work.len_k
-            if span.right is not None:
-                seen &= keys <= position + span.right
-            if span.left is not None:
-                seen &= keys >= position - span.left
-        s = gl.where(seen, s, float("-inf"))
+            limits = gl.minimum(limits, position + span.right)
+        s = hidden(s, limits, columns, "behind")
+    if span.left is not None:
+        s = hidden(s, position - span.left, columns, "before")
     return s
 
 
 @gluon.jit
 def softmax(
     s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores,
-    FIRST: gl.constexpr, MASK: gl.constexpr, LAZY: gl.constexpr,
+    MASK: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
@@ -204,7 +194,7 @@ def softmax(
         keys = gl.expand_dims(start + columns, 0)
         s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
     if MASK is not None:
-        s = masked(s, start, rows, columns, work, span, FIRST, MASK)
+        s = masked(s, start, rows, columns, work, span, MASK)
     if LINEAR:
         latest = gl.maximum(maximum, gl.max(s, 1) * unit + ahead)
     else:
@@ -254,7 +244,7 @@ def first_block(
     s = warpgroup_mma_wait(0, deps=(s,))
     exps, latest, new_sum, _ = softmax(
         s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(empty).type.layout), start,
-        rows, columns, slope, leaning_of(columns, slope, scores), work, span, scores, True, MASK, SHAPE.lazy,
+        rows, columns, slope, leaning_of(columns, slope, scores), work, span, scores, MASK, SHAPE.lazy,
     )  # fmt: skip
     if SHAPE.columns == WIDTH:
         exps = gl.convert_layout(exps, P_LAYOUT)
@@ -291,7 +281,7 @@ def over_blocks(
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
         exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, False, MASK, SHAPE.lazy
+            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK, SHAPE.lazy
         )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)

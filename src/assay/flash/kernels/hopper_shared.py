@@ -98,25 +98,25 @@ def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 @gluon.constexpr_function
 def _rescale(elements):
     """PTX: one thread's elements of an accumulator, times the factors of its two rows if any in the warp is not 1."""
-    ins, factors = elements, 2 * elements
-    rows = [(element >> 1) & 1 for element in range(elements)]
+    factors = 2 * elements
     lines = [
         ".reg .pred p, q;",
         f"setp.neu.f32 p, ${factors}, 0f3F800000;",
         f"setp.neu.f32 q, ${factors + 2}, 0f3F800000;",
         "or.pred p, p, q;",
         "vote.sync.any.pred p, p, 0xffffffff;",
-        *(f"mov.f32 ${element}, ${ins + element};" for element in range(elements)),
         "@!p bra.uni KEPT;",
-        *(f"mul.f32 ${e}, ${e}, ${factors + 2 * row};" for e, row in enumerate(rows)),
+        *(f"mul.f32 ${e}, ${e}, ${factors + (e & 2)};" for e in range(elements)),
         "KEPT:",
     ]
     return "{ " + " ".join(lines) + " }"
 
 
 @gluon.constexpr_function
-def _rescale_operands(elements):
-    return ",".join(["=&f"] * elements + ["f"] * (2 * elements))
+def _in_place(elements, *others):
+    """Operands: what is changed in place, then the others, so many elements of each."""
+    outs, ins = ["=f"] * elements, [str(e) for e in range(elements)]
+    return ",".join(outs + ins + [kind for kind in others for _ in range(elements)])
 
 
 @gluon.jit
@@ -126,7 +126,7 @@ def rescaled(output, factor):
     factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
     return gl.inline_asm_elementwise(
         _rescale(ELEMENTS),
-        _rescale_operands(ELEMENTS),
+        _in_place(ELEMENTS, "f"),
         [output, factor],
         dtype=gl.float32,
         is_pure=True,
@@ -154,45 +154,44 @@ def named_barrier(kind: gl.constexpr, number: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _hide(elements):
-    """PTX: one thread's elements of a matrix of scores, −inf behind the last column that each of its two rows sees.
+def _hide(elements, side):
+    """PTX: one thread's elements of a matrix of scores, −inf beyond the limits of its two rows.
 
-    A warp goes past a half of the columns that all its rows see. An element's column is that of the thread's first plus
-    what its number says.
+    Behind the limit, a warp goes past a half of the columns that all its rows see. An element's column is that of the
+    thread's first plus what its number says.
     """
-    ins, limits, columns = elements, 2 * elements, 3 * elements
-    half = elements // 2
+    limits, columns, half = 2 * elements, 3 * elements, elements // 2
     lines = [
         ".reg .pred p;",
         ".reg .s32 a, b, c;",
         f"sub.s32 a, ${limits}, ${columns};",
         f"sub.s32 b, ${limits + 2}, ${columns};",
-        "min.s32 c, a, b;",
-        *(f"mov.f32 ${e}, ${ins + e};" for e in range(half)),
-        f"setp.lt.s32 p, c, {2 * half - 7};",
-        "vote.sync.any.pred p, p, 0xffffffff;",
-        "@!p bra.uni SEEN;",
     ]
+    if side == "behind":
+        lines += [
+            "min.s32 c, a, b;",
+            f"setp.lt.s32 p, c, {2 * half - 7};",
+            "vote.sync.any.pred p, p, 0xffffffff;",
+            "@!p bra.uni SEEN;",
+        ]
+    test = "ge" if side == "behind" else "le"
     for e in range(elements):
-        if e == half:
+        if e == half and side == "behind":
             lines.append("SEEN:")
-        column, row = (e >> 2) * 8 + (e & 1), "ab"[(e >> 1) & 1]
-        lines += [f"setp.ge.s32 p, {row}, {column};", f"selp.f32 ${e}, ${ins + e}, 0fFF800000, p;"]
+        lines += [
+            f"setp.{test}.s32 p, {'ab'[(e >> 1) & 1]}, {(e >> 2) * 8 + (e & 1)};",
+            f"selp.f32 ${e}, ${e}, 0fFF800000, p;",
+        ]
     return "{ " + " ".join(lines) + " }"
 
 
-@gluon.constexpr_function
-def _hide_operands(elements):
-    return ",".join(["=&f"] * elements + ["f"] * elements + ["r"] * (2 * elements))
-
-
 @gluon.jit
-def hidden(s, limits, columns):
-    """A warpgroup's scores, −inf where the column is over its row's limit."""
+def hidden(s, limits, columns, SIDE: gl.constexpr):
+    """A warpgroup's scores, −inf where the column is "behind" or "before" its row's limit."""
     ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
     return gl.inline_asm_elementwise(
-        _hide(ELEMENTS),
-        _hide_operands(ELEMENTS),
+        _hide(ELEMENTS, SIDE),
+        _in_place(ELEMENTS, "r", "r"),
         [s, gl.expand_dims(limits, 1), gl.expand_dims(columns, 0)],
         dtype=gl.float32,
         is_pure=True,
