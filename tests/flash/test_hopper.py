@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ pytestmark = [
 ]
 
 
-def call(length: int = 1000, dim: int = 64, seed: int = 0, **how: int) -> Call:
+def call(length: int = 1000, dim: int = 64, seed: int = 0, **how: Any) -> Call:
     generator = torch.Generator("cuda").manual_seed(seed)
     q, k, v = (torch.randn(1, 8, length, dim, device="cuda", generator=generator).bfloat16() for _ in range(3))
     return Call(q=q, k=k, v=v, scale=dim**-0.5, **how)

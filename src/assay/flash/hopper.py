@@ -79,18 +79,27 @@ def forward(
 
 def shape_of(call: Call) -> Shape:
     """Small heads leave registers for three consumers, whose tiles need long sequences: no row's bits depend on it."""
-    dim, value_dim = padded(call.q.shape[3]), padded(call.v.shape[3])
     sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
-    three = max(dim, value_dim) <= 64 and call.slopes is None and call.q.shape[2] > SHORT * sequences
+    three = (
+        max(call.q.shape[3], call.v.shape[3]) <= 64
+        and call.slopes is None  # which takes registers of its own
+        and call.q.shape[2] > SHORT * sequences
+    )
+    return _shape(call.q.shape[3], call.v.shape[3], three)
+
+
+@cache
+def _shape(dim: int, value_dim: int, three: bool) -> Shape:
+    own_buffer = padded(dim) <= 128 or padded(value_dim) != padded(dim)
     return Shape(
         consumers=3 if three else 2,
         stages=2,
         q_stages=2 if three else 1,
-        columns=columns(call),
-        value_dim=call.v.shape[3],
-        block_value_dim=value_dim,
+        columns=128 if max(dim, value_dim) <= 128 else 64,
+        value_dim=value_dim,
+        block_value_dim=padded(value_dim),
         q_in_registers=dim <= 128 and not three,
-        own_buffer=dim <= 128 or value_dim != dim,
+        own_buffer=own_buffer,
         turns=three,
         lazy=LAZY,
     )
@@ -156,7 +165,7 @@ def _count_places(cu: torch.Tensor, rows: int, most: int) -> torch.Tensor:
 
 def columns(call: Call) -> int:
     """Keys of a block: as many as the registers hold."""
-    return 128 if max(call.q.shape[3], call.v.shape[3]) <= 128 else 64
+    return shape_of(call).columns
 
 
 @cache

@@ -34,6 +34,7 @@ from assay.flash.kernels.hopper_shared import (
     barriers,
     clean,
     hidden,
+    log2,
     named_barrier,
     packed,
     partial_sums,
@@ -419,7 +420,7 @@ def attend(
     output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
     batch = gl.to_tensor(0) if PACKED else work.sequence
     place = (batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
-    gl.store(lse + place + rows, (maximum + gl.log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
+    gl.store(lse + place + rows, (maximum + log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
     rows_at = batch, work.head, work.before_q, first, work.len_q
     buffer = buffers.out.index(consumer)
     write(out_tiles, out, out_strides, output, rows_at, buffer, PACKED, SHAPE.value_dim)

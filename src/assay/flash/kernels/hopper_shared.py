@@ -80,6 +80,12 @@ def tanh(x):
 
 
 @gluon.jit
+def log2(x):
+    """To 2⁻²² (absolute), in one step."""
+    return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def packed(p, dtype: gl.constexpr):
     """P as pairs of 16-bit numbers: single ones would be put together again at every turn of the loop."""
     low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
