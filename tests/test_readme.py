@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import FunctionType
 
@@ -34,25 +37,56 @@ def test_the_example_of_flash_attention_runs() -> None:
     assert done.stdout.split() == ["True"] * 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "prints"),
-    [
-        ("watch", ["All within budget."]),
-        (
-            "integrations",
-            ["Size([1, 4, 64])", "apart by", "Size([1, 4, 16, 16])", "output", "within budget.", "of the way", "RMSE"],
-        ),
+GUIDES: dict[str, list[str]] = {
+    "watch": ["All within budget.", "All within budget.", "times the error of plain attention", "SDPA math"],
+    "integrations": [
+        "Size([1, 4, 64])", "apart by", "Size([1, 4, 16, 16])", "output", "", "1 passed", "within budget.",
+        "of the way", "RMSE", "2.5 0.3333", "2.5 FINISHED", "AssayBackend [64, 128]",
     ],
-)
-def test_the_examples_of_the_guides_run(page: str, prints: list[str], tmp_path: Path) -> None:
+}  # fmt: skip
+"""Page → what each of its examples prints, in their order."""
+STAND_IN = "from tests.integrations import fake_vllm\nwith fake_vllm.installed(fake_vllm.RELEASE):\n"
+"""vLLM itself is not installed where the tests run."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", GUIDES)
+def test_the_examples_of_the_guides_run(page: str, tmp_path: Path) -> None:
+    """In their order, in one folder; python, and shell commands of ours and of pytest."""
     text = (README.parent / f"docs/{page}.md").read_text(encoding="utf-8")
-    outputs = [
-        subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-        for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    ]
-    for promised, output in zip(prints, outputs, strict=True):
-        assert promised in output
+    examples = re.findall(r"```(python|sh)\n(.*?)```", text, re.DOTALL)
+    for (language, example), promised in zip(examples, GUIDES[page], strict=True):
+        output = _commands(example, tmp_path) if language == "sh" else _program(example, tmp_path)
+        assert promised in output, example
+
+
+def _program(example: str, folder: Path) -> str:
+    name = re.match(r"# (test_\w+\.py)\n", example)
+    if name is not None:  # which a command runs
+        (folder / name[1]).write_text(example, encoding="utf-8")
+        return ""
+    if "import vllm" in example or "from vllm" in example:
+        example = STAND_IN + textwrap.indent(example, "    ")
+    return _run(["-c", example], folder)
+
+
+def _commands(example: str, folder: Path) -> str:
+    return "".join(_run(["-m", *shlex.split(line)], folder) for line in example.splitlines())
+
+
+def _run(arguments: list[str], folder: Path) -> str:
+    path = os.pathsep.join(filter(None, (str(README.parent), os.environ.get("PYTHONPATH"))))
+    quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, **quiet, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("page", ["sweeps", "training"])

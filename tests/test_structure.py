@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": {"cases", "flash", "formats", "metrics", "results", "executors"},
     "recipes": {"sweeps", "training"},
     "report": {"metrics", "results"},
-    "watching": {"flash", "formats", "metrics", "results"},
+    "watching": {"cases", "flash", "formats", "metrics", "results"},
     "budgets": {"cases", "formats", "metrics"},
     "integrations": {"budgets", "cases", "flash", "formats", "metrics", "results", "watching"},
     "cli": {

@@ -14,7 +14,10 @@ from typer.testing import CliRunner, Result
 
 from assay import deviation
 from assay.cli.app import app
+from assay.flash.attention import flash_attention
+from assay.results.lines import all_records
 from assay.results.record import Record, from_json
+from assay.results.watch_record import WATCH
 from assay.watching.watch import watch
 from tests.cli.test_cli import assay
 
@@ -153,9 +156,16 @@ def test_bad_files_exit_with_2(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("notes", "says"),
-    [({"scale": "0.0"}, "scale must be a positive finite number, got 0.0"), ({"softcap": "30.0"}, "had softcap")],
+    [
+        ({"scale": "0.0"}, "scale must be a positive finite number, got 0.0"),
+        ({"softcap": "0.0"}, "softcap must be a positive finite number, got 0.0"),
+        ({"softcap": "nan"}, "softcap must be a positive finite number, got nan"),
+        ({"softcap": "__import__('os')"}, "softcap must be a number, got \"__import__('os')\""),
+        ({"softcap": "3.0", "scale": "-1"}, "scale must be a positive finite number, got -1"),
+        ({"softcap": "3.0", "left": "1.5"}, "left must be a whole number, got '1.5'"),
+    ],
 )
-def test_calls_that_no_plan_can_make_exit_with_2(notes: dict[str, str], says: str, tmp_path: Path) -> None:
+def test_calls_that_cannot_be_made_exit_with_2(notes: dict[str, str], says: str, tmp_path: Path) -> None:
     path = captured(tmp_path / "call.safetensors", notes, q=ONE, k=ONE, v=ONE)
     done = here("sweep", "inputs", "--from", path, "--out", str(tmp_path / "run"))
     assert done.exit_code == 2
@@ -167,3 +177,123 @@ def test_both_ways_to_name_inputs_are_one_too_many(tmp_path: Path) -> None:
     done = here("sweep", "inputs", "--from", path, "--inputs", "normal", "--out", str(tmp_path / "run"))
     assert done.exit_code == 2
     assert "--from takes the place of --inputs" in " ".join(done.stderr.split())
+
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+SCORED: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 3.0, "causal": True},
+    "sinks": {"sinks": SINKS, "causal": True},
+    "sinks and others": {
+        "sinks": SINKS, "window": (5, 1), "alibi_slopes": torch.tensor([0.5, 0.2, 0.1, 0.0]),
+        "bias": draw(2, 1, 1, 29, seed=7),
+    },
+    "both": {"softcap": 3.0, "sinks": SINKS},
+}  # fmt: skip
+
+
+FP32 = 2**-20
+"""What the FP32 softmax of transformers' attention makes of values up to 8."""
+
+
+class Ours(nn.Module):
+    """Calls our attention with whatever it is told."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = flash_attention(q, k, v, **self.how)
+        return out
+
+
+def scored(path: Path, how: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
+    """The inputs and the output of a call that the watch saved."""
+    given = [draw(2, heads, 29, 16, seed=seed).bfloat16() for seed, heads in enumerate((4, 2, 2))]
+    model = Ours(**how)
+    with watch(model) as w, torch.no_grad():
+        out = model(*given)
+    w.worst.save(path)
+    return given, out
+
+
+def _truth(given: list[Tensor], how: dict[str, Any]) -> Tensor:
+    """By transformers' own: GPT-OSS's attention has sinks, Gemma 2's has softcap; in FP64."""
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as capped
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as sunk
+
+    q, k, v = (x.double() for x in given)
+    queries = torch.arange(29)[:, None]
+    left, right = how.get("window", (None, 0 if how.get("causal") else None))
+    ahead = torch.arange(29) - queries
+    hidden = torch.zeros(29, 29, dtype=torch.bool)
+    hidden |= (ahead > right) if right is not None else False
+    hidden |= (ahead < -left) if left is not None else False
+    mask = torch.zeros(2, 4, 29, 29, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+    mask = mask + how.get("bias", torch.zeros(1)).double()
+    mask = mask - how.get("alibi_slopes", torch.zeros(4)).double()[:, None, None] * ahead.abs()
+    module = nn.Module().eval()
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    if "sinks" not in how:
+        out = capped(module, q, k, v, mask, scaling=0.25, softcap=how["softcap"])[0]
+    else:
+        module.sinks = how["sinks"].double()
+        out = sunk(module, q, k, v, mask, scaling=0.25)[0]
+    return out.transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_softcap_and_sinks_are_made_again_by_who_can(name: str, tmp_path: Path) -> None:
+    path, how = tmp_path / "worst.safetensors", SCORED[name]
+    given, out = scored(path, how)
+    found = assay if name == "softcap" else here
+    done = found("sweep", "inputs", "--from", str(path), "--out", str(tmp_path / "run"), "--device", "cpu", "--json")
+    rows = [WATCH.from_json(line) for line in done.stdout.splitlines()]
+    whole = {row["implementation"]: row for row in rows if row["head"] is None}
+    everybody = {"assay.flash_attention"}
+    if "softcap" not in how:
+        everybody |= KERNELS | {"plan uniform bf16", "plan uniform bf16, state in fp32", "plan shipped bf16"}
+    assert set(whole) == everybody
+    assert {row["head"] for row in rows} == {None, 0, 1, 2, 3}
+    assert not any(row["over"] for row in whole.values())
+    if name != "both":  # no model of transformers' has both
+        expected = deviation(out, _truth(given, how))
+        assert whole["assay.flash_attention"]["error_max"] == pytest.approx(expected.max, abs=FP32)
+    assert {row["implementation"] for row in all_records(tmp_path / "run", WATCH)} == everybody
+
+
+def test_who_cannot_is_named_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "worst.safetensors"
+    scored(path, SCORED["softcap"])
+    done = here("sweep", "inputs", "--from", str(path), "--out", str(tmp_path / "run"), "--device", "cpu")
+    assert done.exit_code == 0
+    assert "bf16 2 × 4 × 29 × 16, softcap 3" in " ".join(done.stdout.split())
+    said = done.stderr.splitlines()
+    assert "Not made again by SDPA math: it has no softcap." in said
+    assert "Not made again by plan shipped bf16: plans have no step for softcap." in said
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("length",), "is made again by `assay sweep inputs`, not by length"),
+        (("inputs", "--seeds", "2"), "as it was. Leave out --seeds"),
+        (("inputs", "--plan", "best"), "Unknown plan 'best'"),
+    ],
+)
+def test_what_has_no_meaning_for_them_is_refused(command: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "worst.safetensors"
+    scored(path, SCORED["sinks"])
+    done = here("sweep", *command, "--from", str(path), "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert says in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("sinks", [torch.zeros(3), torch.tensor([0, 1]), torch.tensor([0.0, torch.nan])])
+def test_sinks_that_are_none(sinks: Tensor, tmp_path: Path) -> None:
+    three = {name: draw(*ONE, seed=0) for name in "qkv"}
+    save_file(three | {"sinks": sinks}, tmp_path / "call.safetensors")
+    done = here("sweep", "inputs", "--from", str(tmp_path / "call.safetensors"), "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert "sinks must be one finite number for each of the 2 heads" in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()

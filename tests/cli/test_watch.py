@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,8 @@ def test_a_prompt_is_read_and_every_layer_compared(model: str, tmp_path: Path) -
     ("arguments", "says"),
     [
         (("--dtype", "fp7"), "--dtype is one of fp32, bf16, fp16; got fp7."),
+        (("--attention", "flash_attention_3"), "--attention flash_attention_3 cannot be had here: FlashAttention3"),
+        (("--prompt", "gold " * 65), "--prompt must be at most 64 tokens long"),
         (("--device", "cuda:9"), "has no device 'cuda:9'"),
         (("--model", "nosuch/model"), "no model was found at nosuch/model. Give its folder."),
         (("--model", "/no/such/folder"), "/no/such/folder is no folder."),
@@ -108,3 +111,28 @@ def test_a_model_without_attention(model: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")])
     assert done.exit_code == 2, done.output
     assert "No attention was found in MambaForCausalLM" in " ".join(done.stderr.split())
+
+
+def test_weights_that_are_none(model: str, tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(model, broken)
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    done = assay("watch", "--model", str(broken), "--prompt", "gold", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "--model must have whole weights" in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prompt_without_words(model: str, tmp_path: Path) -> None:
+    done = assay("watch", "--model", model, "--prompt", "", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "--prompt must have a word in it" in " ".join(done.stderr.split())
+
+
+def test_a_file_where_the_folder_would_be(model: str, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    done = assay("watch", "--model", model, "--prompt", "gold", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "The results need a folder that can be written to" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "run").read_text() == "mine"

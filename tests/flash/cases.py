@@ -150,7 +150,7 @@ def ours(drawn: Drawn, backend: Any = cpu) -> Results:
     return results
 
 
-def by_operator(drawn: Drawn) -> Results:
+def by_operator(drawn: Drawn, deterministic: bool = False) -> Results:
     """The same by the operator that torch sees, on the device of the inputs, with autograd's gradients."""
     call = drawn.call()
     leaves = {name: getattr(call, name) for name in GRADIENTS}
@@ -160,7 +160,7 @@ def by_operator(drawn: Drawn) -> Results:
     bias, sinks = leaves.get("bias", call.bias), leaves.get("sinks")
     out, lse = ops.attention(
         leaves["q"], leaves["k"], leaves["v"], bias, call.slopes, sinks, call.cu_seqlens_q, call.cu_seqlens_k,
-        call.seed, call.scale, call.left, call.right, call.softcap, call.dropout, False, False, False, "",
+        call.seed, call.scale, call.left, call.right, call.softcap, call.dropout, deterministic, False, False, "",
     )  # fmt: skip
     results, their_gradients = [out], [drawn.dout]
     if drawn.dlse is not None:

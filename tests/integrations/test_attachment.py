@@ -28,6 +28,12 @@ def broken(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
     return torch.where(torch.arange(out.shape[-1]) == 0, torch.nan, out)
 
 
+def one_head(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+    """One of the four is a little off: three times its error, but hardly more of all four's."""
+    out = ORIGINAL[0](query, key, value, **how)
+    return torch.where(torch.arange(4).view(4, 1, 1) == 2, out * (1 + 2**-8), out)
+
+
 def step(attached: Attachment, model: torch.nn.Module, number: int = 0) -> dict[str, float]:
     attached.begin_step(number)
     results(model, inputs())
@@ -72,6 +78,22 @@ def test_a_bad_kernel_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         attached.close()
     assert figures["assay/nonfinite"] > 0
     assert figures["assay/error"] == float("inf")
+
+
+def test_a_bad_head_is_counted_as_the_summary_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stack()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", one_head)
+    attached = begun(model)
+    figures = step(attached, model)
+    attached.close()
+    assert attached.watch is not None
+    rows = list(attached.watch.rows)
+    assert not any(row["over"] for row in rows if row["head"] is None and row["tensor"] == "output")
+    over = {(row["layer"], row["tensor"]) for row in rows if row["over"]}
+    assert len(over) >= 3
+    assert figures["assay/over_budget"] == len(over)
+    table = [line.split() for line in attached.watch.summary().splitlines() if line.startswith("layers.")]
+    assert sum(int(line[-1]) for line in table) == len(over)
 
 
 def test_only_steps_are_compared_and_each_once() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from assay.watching.watch import watch
-from tests.watching.models import inputs, results, stack
+from tests.watching.models import Layer, Stack, inputs, results, stack
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +85,75 @@ def test_what_is_compiled_first_inside_runs_uncompiled_and_is_compiled_after() -
     assert len(graphs) == 1
     assert torch.equal(out, model(x))
     assert all("watched" not in str(node.target) for node in graphs[0].graph.nodes)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def deep(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return HELD["function"](q, k, v)
+
+
+COMPILED = torch.compile(attend, backend="eager")
+HELD: dict[str, Callable[..., Tensor]] = {}
+"""Out of sight of whoever reads the model's methods."""
+
+
+class Calls(nn.Module):
+    """Attention by a function that it was given, or by one that its method names."""
+
+    def __init__(self, function: Callable[..., Tensor] | None) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        return COMPILED(x, x, x) if self.function is None else self.function(x, x, x)
+
+
+@pytest.mark.parametrize("how", ["given", "named", "out of sight", "also"])
+def test_a_compiled_function_is_named_and_its_calls_are_seen(how: str) -> None:
+    HELD["function"] = torch.compile(attend, backend="eager")
+    model = Calls({"given": COMPILED, "named": None, "out of sight": deep, "also": COMPILED}[how])
+    x = inputs(torch.float32)
+    alone = model(x)
+    also = {COMPILED: attend} if how == "also" else None
+    says = "The function attend is compiled, and the watch cannot look into compiled code"
+    with pytest.warns(UserWarning, match=says) as heard, watch(model, also=also) as w:
+        found = [model(x) for _ in range(2)]
+    assert len(heard) == 1
+    assert all(torch.equal(each, alone) for each in found)
+    assert w.calls == 2
+
+
+def test_a_compiled_function_that_the_model_does_not_know_is_not_named() -> None:
+    model = Stack(Layer())  # from another file; COMPILED is loaded all the same
+    with warnings.catch_warnings(), watch(model):
+        warnings.simplefilter("error")
+        model(inputs(torch.bfloat16).float())
+
+
+FIRST = """
+import sys, warnings
+import torch
+from assay.watching.watch import watch
+from tests.watching.models import inputs, stack
+
+model, x = stack(torch.float32), inputs(torch.float32)
+assert "torch._dynamo" not in sys.modules
+before = torch.compile
+with warnings.catch_warnings(record=True) as heard, watch(model) as w:
+    warnings.simplefilter("always")
+    out = torch.compile(model, backend="eager")(x)
+assert torch.equal(out, model(x))
+assert torch.compile is before
+assert torch._dynamo.eval_frame._stance.stance == "default"
+print(w.calls, [str(each.message) for each in heard][0])
+"""
+
+
+def test_what_is_compiled_inside_before_anything_was_ever_compiled() -> None:
+    """The compiler is loaded only then."""
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("3 What torch.compile was given is compiled, and the watch cannot look")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from assay.flash import compat
+from assay.results.watched import badness
 from assay.watching.watch import Watch, watch
 
 STARTS = torch.tensor([0, 5, 5, 17], dtype=torch.int32)
@@ -146,6 +151,51 @@ def test_our_own_packed_call() -> None:
     assert row["implementation"] == "assay"
     assert row["error_max"] == pytest.approx((out.double() - golden).abs().max().item(), rel=1e-9)
     assert row["ratio_rmse"] < 2
+
+
+@pytest.mark.parametrize("golden", [True, False])
+@pytest.mark.parametrize("wrong", [None, torch.nan, 1.25])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_of_a_packed_call_the_worst_sequence_is_kept(
+    number: int, wrong: float | None, golden: bool, tmp_path: Path, package: ModuleType
+) -> None:
+    """Not the longest, which is the second."""
+    starts = torch.tensor([0, 5, 14, 17], dtype=torch.int32)
+    own = slice(int(starts[number]), int(starts[number + 1]))
+
+    def broken(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
+        out: Tensor = compat.flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, 9, 9)
+        if wrong is None:
+            return out
+        out[own, 2] *= wrong  # one head of it
+        return out
+
+    q, k, v = (draw(17, 4, 8, seed=seed).detach() for seed in range(3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["flash_attn.flash_attn_interface"], "flash_attn_varlen_func", broken)
+        model = Calls(lambda *x: sys.modules["flash_attn.flash_attn_interface"].flash_attn_varlen_func(*x))
+        with watch(model, golden=golden) as w, torch.no_grad():
+            out = model(q, k, v, starts, starts)
+    w.worst.save(tmp_path / "worst.safetensors")
+    kept = load_file(tmp_path / "worst.safetensors")
+    parts = [slice(int(a), int(b)) for a, b in pairwise(starts)]
+    if wrong is None:
+        own = max(parts, key=lambda part: _badness(out, q, k, v, part, golden))
+    assert torch.equal(kept["q"][0].transpose(0, 1), q[own])
+    assert torch.equal(kept["v"][0].transpose(0, 1), v[own])
+
+
+def _badness(out: Tensor, q: Tensor, k: Tensor, v: Tensor, part: slice, golden: bool) -> float:
+    """Of one sequence, by a watch of its own."""
+    one, two, three = (x[part].transpose(0, 1)[None] for x in (q, k, v))
+    model = Calls(lambda *_: F.scaled_dot_product_attention(one, two, three))
+    with pytest.MonkeyPatch.context() as patch:
+        given = out[part].transpose(0, 1)[None]
+        patch.setattr(F, "scaled_dot_product_attention", lambda query, key, value: given)
+        with watch(model, golden=golden) as w, torch.no_grad():
+            model(q)
+    assert w.worst.row is not None
+    return badness(w.worst.row)
 
 
 @pytest.mark.parametrize(

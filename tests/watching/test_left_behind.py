@@ -155,7 +155,7 @@ def test_a_mask_of_an_unknown_kind_is_counted_and_the_model_goes_on(kind: Any) -
     with watch(model) as w:
         assert torch.equal(model(q, k, mask), alone)
     assert w.skipped == {"a mask of the kind CausalBias": 1}
-    assert "Not compared: 1 calls with a mask of the kind CausalBias." in w.summary()
+    assert "Not compared: 1 call with a mask of the kind CausalBias." in w.summary()
 
 
 class Doubles(TorchFunctionMode):

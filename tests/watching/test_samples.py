@@ -1,11 +1,12 @@
-"""Which elements a sample has."""
+"""Which elements a sample has, and what a GPU finds in them."""
 
 from __future__ import annotations
 
 import pytest
+import scipy.stats
 import torch
 
-from assay.watching.samples import SAMPLE, sampled
+from assay.watching.samples import SAMPLE, sampled, together
 
 
 @pytest.mark.parametrize(("batch", "length", "dim"), [(1, 1024, 64), (16, 1024, 64), (2, 300, 128), (3, 77, 40)])
@@ -29,3 +30,14 @@ def test_a_sample_stays_small() -> None:
     own, whole = sampled(torch.zeros(8, 4, 4096, 64))
     assert own.shape[1] <= SAMPLE + 8
     assert whole.shape[1] <= SAMPLE
+
+
+def test_one_sort_for_rows_of_several_lengths() -> None:
+    groups = [(torch.randn(rows, length).double(), torch.randn(rows, length).double()) for rows, length in SIZES]
+    for (x, y), (q99, w1) in zip(groups, together(groups), strict=True):
+        torch.testing.assert_close(q99, torch.quantile((x - y).abs(), 0.99, 1), rtol=1e-12, atol=0)
+        expected = [scipy.stats.wasserstein_distance(a, b) for a, b in zip(x, y, strict=True)]
+        assert w1.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+SIZES = ((3, 50), (2, 7), (1, 1), (4, 101))

@@ -139,3 +139,11 @@ def test_an_error_in_comparing_is_not_the_model_s() -> None:
         model(inputs(torch.float32))
     (reason,) = w.skipped
     assert "an error while it was compared (RuntimeError" in reason
+
+
+def test_wrong_arguments_are_the_function_s_to_refuse() -> None:
+    model = Attention(lambda x: (heads(x), heads(x), 3))  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="scaled_dot_product_attention"), watch(model) as w:
+        model(inputs(torch.float32))
+    [(reason, count)] = w.skipped.items()
+    assert (reason.split(" (")[0], count) == ("arguments that the watch does not understand", 1)

@@ -77,7 +77,7 @@ def test_what_is_saved_is_what_was_called(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [{"softcap": 3.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}])
-def test_what_no_plan_knows_is_saved_and_refused_by_name(how: dict[str, Any], tmp_path: Path) -> None:
+def test_what_no_sweep_knows_is_saved_and_refused_by_name(how: dict[str, Any], tmp_path: Path) -> None:
     model, path = Calls(True, **how), tmp_path / "worst.safetensors"
     with watch(model) as w:
         model(draw(1, 4, 9, 8), draw(1, 4, 9, 8, seed=1), draw(1, 4, 9, 8, seed=2))

@@ -100,11 +100,23 @@ def sweep(
     is not exactly 0 everywhere.
     """
     from assay.cli.devices import find_device
+    from assay.cli.replay import replay_scored
     from assay.cli.running import check, run_sweeps
     from assay.results.record import to_json
     from assay.sweeps.grid import SWEEPS, default_sweep
+    from assay.watching.captured_call import scoring
 
+    folder = out or Path("runs") / name
     with refusing("sweep", ValueError):
+        had = () if source is None else scoring(source)
+        if source is not None and had:
+            others = {
+                "inputs": inputs, "batch": batch, "heads": heads, "length": length, "dim": dim, "causal": causal,
+                "seeds": seeds, "formats": formats, "baseline": baseline, "order": order, "sram": sram, "block": block,
+                "lengths": lengths, "srams": srams, "jobs": jobs,
+            }  # fmt: skip
+            replay_scored(name, source, had, plan, device, folder, as_json, others)
+            return
         asked = default_sweep(
             name,
             batch=batch,
@@ -122,7 +134,6 @@ def sweep(
             srams=_numbers("srams", srams),
         )
         place = find_device(device)
-    folder = out or Path("runs") / name
     if not as_json:
         errors.print(SWEEPS[name].question)
     found = run_sweeps("sweep", [asked], folder, place, jobs)

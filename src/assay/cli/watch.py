@@ -32,9 +32,10 @@ def watch(
     """
     from assay.cli.devices import find_device
     from assay.cli.reporting import conclude
+    from assay.results.store import StoreError
     from assay.watching.watch import watch as watched
 
-    with refusing(_NAME, ValueError, OSError):
+    with refusing(_NAME, ValueError, OSError, StoreError):
         place = find_device(device)
         network, inputs = _load(model, prompt, attention, dtype, place)
         with watched(network, out=out) as seen:
@@ -48,6 +49,7 @@ def watch(
 def _load(name: str, prompts: list[str], attention: str, dtype: str, device: str) -> tuple[nn.Module, Any]:
     """The model and its inputs."""
     import torch
+    from safetensors import SafetensorError
 
     from assay.integrations.versions import needed
 
@@ -67,13 +69,23 @@ def _load(name: str, prompts: list[str], attention: str, dtype: str, device: str
     config = _config(transformers, name)
     decoder = any("CausalLM" in kind or "LMHead" in kind for kind in config.architectures or ())
     family = transformers.AutoModelForCausalLM if decoder else transformers.AutoModel
-    network = family.from_pretrained(
-        name, local_files_only=True, dtype=kinds[dtype], attn_implementation=attention, use_safetensors=True
-    )
+    try:
+        network = family.from_pretrained(
+            name, local_files_only=True, dtype=kinds[dtype], attn_implementation=attention, use_safetensors=True
+        )
+    except ImportError as error:  # of what this attention needs
+        raise ValueError(f"--attention {attention} cannot be had here: {error} Install it, or use sdpa.") from error
+    except SafetensorError as error:
+        raise ValueError(f"--model must have whole weights (safetensors); those of {name} are not: {error}.") from error
     tokens = transformers.AutoTokenizer.from_pretrained(name, local_files_only=True)
     if len(prompts) > 1 and tokens.pad_token is None:
         tokens.pad_token = tokens.eos_token
     inputs = tokens(prompts, return_tensors="pt", padding=len(prompts) > 1).to(device)
+    most, length = getattr(config, "max_position_embeddings", None), inputs["input_ids"].shape[1]
+    if length == 0:
+        raise ValueError("--prompt must have a word in it, got one without any.")
+    if most is not None and length > most:
+        raise ValueError(f"--prompt must be at most {most} tokens long, as {name} is made for; got {length}.")
     found: Any = network
     return found.to(device).eval(), inputs
 

@@ -31,6 +31,16 @@ def gluon_tiles(x: torch.Tensor, rows: int) -> GluonDescriptor:
     return _made(GluonDescriptor, x, rows, _layout(rows, padded(x.shape[3]), x.dtype))
 
 
+def gluon_lines(x: torch.Tensor) -> GluonDescriptor:
+    """64 numbers of contiguous FP32 lines, one after the other."""
+    return GluonDescriptor(x, [x.numel()], [1], [64], gl.NVMMASharedLayout(0, 32, 1))
+
+
+def gluon_fragments(x: torch.Tensor) -> GluonDescriptor:
+    """Tiles of 64 × 64 FP32 numbers, each 4096 in a row."""
+    return GluonDescriptor(x, [x.numel() // 256, 256], [256, 1], [16, 256], gl.NVMMASharedLayout(0, 32, 2))
+
+
 def _made(kind: type, x: torch.Tensor, rows: int, *layout: Any) -> Any:
     key = kind, x.shape, x.stride(), x.dtype, rows
     fields = _KNOWN.get(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -10,27 +9,38 @@ import triton
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash.call import Call
-from assay.flash.descriptors import gluon_tiles
-from assay.flash.kernels.hopper_forward import Shape, attention_forward_hopper
+from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
+from assay.flash.kernels.backward import attention_cast_dq
+from assay.flash.kernels.hopper_backward import attention_backward_hopper
+from assay.flash.kernels.hopper_backward_large import attention_backward_kv_large
+from assay.flash.kernels.hopper_backward_q import attention_backward_q_hopper
+from assay.flash.kernels.hopper_forward import attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.numerics import SHIPPED
 
-DIMS: tuple[int, ...] = (64, 128, 256)
-SHORT = 512
-"""Sequences up to this long are cut into tiles of 128 rows, also at small heads."""
-LAZY = 8.0
-"""The maximum may grow by this much (log₂) before what came before is rescaled."""
+DIMS: tuple[int, ...] = (128, 256)
+DIMS_BACKWARD: tuple[int, ...] = (64, 128, 256)
+ROWS = 128
+"""Of a tile."""
+KEYS, KEYS_LARGE = 128, 64
+"""Of a tile of the backward pass; of `backward_kv_large`."""
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Q, K, V, dO, the LSE in units of log₂, and delta."""
 
 
 def takes(call: Call) -> bool:
     """Whether the Hopper kernel can do the call, and is the faster one."""
+    return _can(call, DIMS)
+
+
+def _can(call: Call, dims: tuple[int, ...]) -> bool:
     block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
     return (
         call.q.is_cuda
         and _is_hopper(call.q.device.index)
         and call.q.dtype in (torch.bfloat16, torch.float16)
-        and block in DIMS
+        and block in dims
         and call.bias is None
         and call.dropout == 0
         and call.scaled
@@ -49,114 +59,200 @@ def forward(
     scores: Scores,
 ) -> None:
     """Fill `out` and `lse`."""
-    shape = shape_of(call)
+    dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
     batches, heads = q.shape[:2]
-    rows, cu = 64 * shape.consumers, call.cu_seqlens_q
-    blocks = triton.cdiv(q.shape[2], rows) + (0 if cu is None else len(cu) - 1)
-    places = None if cu is None else _places(cu, rows, blocks)
+    cu = call.cu_seqlens_q
+    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
+    places = None if cu is None else _places(cu, blocks, ROWS)
     attention_forward_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
         gluon_tiles(q, 64),
-        gluon_tiles(k, shape.columns),
-        gluon_tiles(v, shape.columns),
+        gluon_tiles(k, keys),
+        gluon_tiles(v, keys),
         gluon_tiles(out, 64) if is_aligned(out) else None,
         out,
         out.stride()[:3],
         lse,
         call.sinks,
-        _counter(q.device),
+        torch.zeros(1, dtype=torch.int32, device=q.device),
         places,
         span,
         scores,
         batches,
         heads,
         call.group,
-        padded(q.shape[3]),
-        shape,
-        160 if shape.consumers == 3 else 240,
+        v.shape[3],
+        dim,
+        value_dim,
+        keys,
+        dim <= 128,
+        dim <= 128 or value_dim != dim,
+        240,
         num_warps=4,
     )
 
 
-def shape_of(call: Call) -> Shape:
-    """Small heads leave registers for three consumers, whose tiles need long sequences: no row's bits depend on it."""
-    sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
-    three = (
-        max(call.q.shape[3], call.v.shape[3]) <= 64
-        and call.slopes is None  # which takes registers of its own
-        and call.q.shape[2] > SHORT * sequences
+def takes_backward(call: Call) -> bool:
+    """Whether the Hopper kernel can do dK and dV of the call, and is the faster one."""
+    dims = padded(call.q.shape[3]), padded(call.v.shape[3])
+    return _can(call, DIMS_BACKWARD) and dims[0] == dims[1] <= 128
+
+
+def adds_up(call: Call) -> bool:
+    """Whether the same kernel does dQ, too: adding it up in memory, in another order every time."""
+    same_bits = call.deterministic or call.batch_invariant or torch.are_deterministic_algorithms_enabled()
+    return takes_backward(call) and not same_bits
+
+
+def backward(
+    call: Call,
+    tensors: Tensors,
+    dq_sums: torch.Tensor | None,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    span: Span,
+    scores: Scores,
+) -> None:
+    """Fill `dk` and `dv`; with `dq_sums` also `dq`."""
+    q, k, v, dout, log2_lse, delta = tensors
+    batches, heads, queries, dim = q.shape
+    block, kv_heads, cu = padded(dim), k.shape[1], call.cu_seqlens_k
+    blocks = triton.cdiv(k.shape[2], KEYS) + (0 if cu is None else len(cu) - 1)
+    room = log2_lse.shape[1]
+    attention_backward_hopper[(blocks * batches * kv_heads,)](
+        *(gluon_tiles(x, 64) for x in (q, k, v, dout)),
+        gluon_lines(log2_lse),
+        gluon_lines(delta),
+        None if dq_sums is None else gluon_fragments(dq_sums),
+        *(gluon_tiles(x, 64) if is_aligned(x) else None for x in (dk, dv)),
+        dk,
+        dv,
+        dk.stride()[:3],
+        dv.stride()[:3],
+        None if cu is None else _places(cu, blocks, KEYS),
+        span,
+        scores,
+        abs(call.scale),
+        room,
+        batches,
+        heads,
+        kv_heads,
+        call.group,
+        dim,
+        v.shape[3],
+        block,
+        dq_sums is not None,
+        num_warps=4,
     )
-    return _shape(call.q.shape[3], call.v.shape[3], three)
-
-
-@cache
-def _shape(dim: int, value_dim: int, three: bool) -> Shape:
-    own_buffer = padded(dim) <= 128 or padded(value_dim) != padded(dim)
-    return Shape(
-        consumers=3 if three else 2,
-        stages=2,
-        q_stages=2 if three else 1,
-        columns=128 if max(dim, value_dim) <= 128 else 64,
-        value_dim=value_dim,
-        block_value_dim=padded(value_dim),
-        q_in_registers=dim <= 128 and not three,
-        own_buffer=own_buffer,
-        turns=three,
-        lazy=LAZY,
-    )
-
-
-_COUNTERS: dict[int, tuple[torch.Tensor, Iterator[int]]] = {}
-_OF_STREAMS: dict[tuple[int, int], torch.Tensor] = {}
-_MOST = 4096
-
-
-def _counter(device: torch.device) -> torch.Tensor:
-    """A 0 that no other kernel has at the same time: the kernel leaves it at 0.
-
-    One a stream, whose kernels run one after the other; one a captured call, as graphs run on any stream.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        return (
-            _new_counter(device.index)
-            if device.index in _COUNTERS
-            else torch.zeros(1, dtype=torch.int32, device=device)
+    if dq_sums is not None:
+        rows = triton.cdiv(queries, 64) + (0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1)
+        attention_cast_dq[(rows * (block // 64), heads, batches)](
+            dq_sums, dq, dq.stride()[:3], span, call.scale, room, heads, dim, block
         )
-    key = device.index, torch.cuda.current_stream(device).cuda_stream
-    found = _OF_STREAMS.get(key)
-    if found is None:
-        if device.index not in _COUNTERS:
-            zeros = torch.zeros(_MOST, 4, dtype=torch.int32, device=device)  # 16 bytes each
-            torch.cuda.current_stream(device).synchronize()  # for the other streams
-            _COUNTERS[device.index] = zeros, iter(range(_MOST))
-        found = _OF_STREAMS[key] = _new_counter(device.index)
-    return found
 
 
-def _new_counter(index: int) -> torch.Tensor:
-    """From a device's store, or zeroed for this call once that is used up."""
-    zeros, free = _COUNTERS[index]
-    place = next(free, None)
-    return zeros.new_zeros(1) if place is None else zeros[place]
+def takes_backward_q(call: Call) -> bool:
+    """Whether `backward_q` can do the call."""
+    return _can(call, DIMS_BACKWARD)
+
+
+def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, scores: Scores) -> None:
+    """Fill `dq`."""
+    q, k, v, dout, log2_lse, delta = tensors
+    dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
+    large = max(dim, value_dim) > 128
+    batches, heads = q.shape[:2]
+    cu = call.cu_seqlens_q
+    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
+    attention_backward_q_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
+        gluon_tiles(q, 64),
+        gluon_tiles(dout, 64),
+        gluon_tiles(k, keys),
+        gluon_tiles(v, keys),
+        gluon_tiles(dq, 64) if is_aligned(dq) else None,
+        dq,
+        dq.stride()[:3],
+        log2_lse,
+        delta,
+        log2_lse.shape[1],
+        call.scale,
+        torch.zeros(1, dtype=torch.int32, device=q.device),
+        None if cu is None else _places(cu, blocks, ROWS),
+        span,
+        scores,
+        batches,
+        heads,
+        call.group,
+        q.shape[3],
+        dim,
+        value_dim,
+        keys,
+        2,
+        1 if large else 2,
+        large,
+        num_warps=4,
+    )
+
+
+def takes_backward_kv_large(call: Call) -> bool:
+    """Whether `backward_kv_large` can do the call."""
+    return takes_backward_q(call) and padded(call.q.shape[3]) == padded(call.v.shape[3]) == 256
+
+
+def backward_kv_large(
+    call: Call, tensors: Tensors, dk: torch.Tensor, dv: torch.Tensor, span: Span, scores: Scores
+) -> None:
+    """Fill `dk` and `dv`."""
+    q, k, v, dout, log2_lse, delta = tensors
+    batches, kv_heads = k.shape[:2]
+    cu = call.cu_seqlens_k
+    blocks = triton.cdiv(k.shape[2], KEYS_LARGE) + (0 if cu is None else len(cu) - 1)
+    attention_backward_kv_large[(min(blocks * batches * kv_heads, _processors(q.device.index)),)](
+        gluon_tiles(q, 64),
+        gluon_tiles(dout, 64),
+        gluon_tiles(k, KEYS_LARGE),
+        gluon_tiles(v, KEYS_LARGE),
+        gluon_lines(log2_lse),
+        gluon_lines(delta),
+        gluon_tiles(dk, KEYS_LARGE) if is_aligned(dk) else None,
+        gluon_tiles(dv, KEYS_LARGE) if is_aligned(dv) else None,
+        dk,
+        dv,
+        dk.stride()[:3],
+        dv.stride()[:3],
+        log2_lse.shape[1],
+        abs(call.scale),
+        torch.zeros(1, dtype=torch.int32, device=q.device),
+        None if cu is None else _places(cu, blocks, KEYS_LARGE),
+        span,
+        scores,
+        batches,
+        kv_heads,
+        call.group,
+        k.shape[3],
+        v.shape[3],
+        padded(k.shape[3]),
+        num_warps=4,
+    )
 
 
 _KNOWN = WeakTensorKeyDictionary()
 
 
-def _places(cu: torch.Tensor, rows: int, most: int) -> torch.Tensor:
+def _places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
     """Once for all layers of a model; but a captured graph may be replayed with other lengths, so it counts again."""
     if torch.cuda.is_current_stream_capturing() or cu.is_inference():
-        return _count_places(cu, rows, most)
-    state = cu._version, torch.cuda.current_stream(cu.device), rows
-    known = _KNOWN.get(cu)
-    if known is None or known[0] != state:
-        known = _KNOWN[cu] = (state, _count_places(cu, rows, most))
-    found: torch.Tensor = known[1]
-    return found
+        return _count_places(cu, most, size)
+    state = cu._version, torch.cuda.current_stream(cu.device)
+    known: dict[int, tuple[object, torch.Tensor]] = _KNOWN.setdefault(cu, {})
+    if size not in known or known[size][0] != state:
+        known[size] = (state, _count_places(cu, most, size))
+    return known[size][1]
 
 
-def _count_places(cu: torch.Tensor, rows: int, most: int) -> torch.Tensor:
-    """Packed: how many blocks of rows there are, then the sequence of each and its number there; no host read."""
-    ends = ((cu[1:] - cu[:-1] + (rows - 1)) // rows).cumsum(0, dtype=torch.int32)
+def _count_places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
+    """Packed: how many blocks of so many rows there are, then each one's sequence and number there; no host read."""
+    ends = ((cu[1:] - cu[:-1] + (size - 1)) // size).cumsum(0, dtype=torch.int32)
     blocks = torch.arange(most, dtype=torch.int32, device=cu.device)
     sequences = torch.searchsorted(ends, blocks, right=True, out_int32=True).clamp_(max=len(ends) - 1)
     before = torch.cat((ends.new_zeros(1), ends[:-1]))
@@ -165,7 +261,7 @@ def _count_places(cu: torch.Tensor, rows: int, most: int) -> torch.Tensor:
 
 def columns(call: Call) -> int:
     """Keys of a block: as many as the registers hold."""
-    return shape_of(call).columns
+    return 128 if max(call.q.shape[3], call.v.shape[3]) <= 128 else 64
 
 
 @cache

@@ -107,11 +107,19 @@ def backward(
         if dsinks is not None and dlse is not None:  # without keys the LSE is the sink
             dsinks += dlse.sum((0, 2)).to(dsinks.dtype)
         return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), dbias, dsinks)
-    log2_lse, delta = _prepared(call, out, lse, dout, dlse)
+    log2_lse, delta, dq_sums = _prepared(call, out, lse, dout, dlse, hopper.adds_up(call))
     rest = (_span(call), _scores(call))
     tensors = (*_positive_scale(call), aligned(dout), log2_lse, delta)
-    _backward_kv(call, tensors, dk, dv, rest)
-    _backward_q(call, tensors, dq, rest)
+    if hopper.takes_backward(call):
+        hopper.backward(call, tensors, dq_sums, dq, dk, dv, *rest)
+    elif hopper.takes_backward_kv_large(call):
+        hopper.backward_kv_large(call, tensors, dk, dv, *rest)
+    else:
+        _backward_kv(call, tensors, dk, dv, rest)
+    if dq_sums is None and hopper.takes_backward_q(call):
+        hopper.backward_q(call, tensors, dq, *rest)
+    elif dq_sums is None:
+        _backward_q(call, tensors, dq, rest)
     dbias = dsinks = None
     if needs_bias and call.bias is not None:
         dbias = _backward_bias(call, call.bias, tensors, rest)
@@ -122,17 +130,21 @@ def backward(
 
 
 def _prepared(
-    call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The LSE in units of log₂, and delta, each (B·H, room): see `line_of`."""
+    call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None, adds_up: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The LSE in units of log₂, and delta, each (B·H, room): see `line_of`; and 0s for dQ, if it `adds_up`."""
     (batch, heads, queries), dim, cu = lse.shape, out.shape[3], call.cu_seqlens_q
-    room = triton.cdiv(queries, LARGEST_ROWS) * LARGEST_ROWS + (0 if cu is None else 16 * len(cu))
-    log2_lse, delta = (lse.new_empty(batch * heads, room) for _ in range(2))
+    room = (triton.cdiv(queries, LARGEST_ROWS) + (0 if cu is None else len(cu))) * LARGEST_ROWS
+    make = lse.new_empty if cu is None else lse.new_zeros  # packed: a sequence without rows has a line all the same
+    log2_lse, delta = make(2, batch * heads, room)
+    sums = lse.new_empty(batch * heads, room, padded(dim)) if adds_up else None
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
-    prepare_backward[_grid(call, cu, room if cu is None else queries, heads, 64)](
-        out, dout, lse, dlse, log2_lse, delta, *strides, _span(call), room, heads, dim, padded(dim), 64
-    )
-    return log2_lse, delta
+    rows = 64 if cu is None else LARGEST_ROWS
+    prepare_backward[_grid(call, cu, room if cu is None else queries, heads, rows)](
+        out, dout, lse, dlse, log2_lse, delta, sums, *strides, _span(call), room, heads, dim, padded(dim), rows,
+        num_warps=rows // 16,
+    )  # fmt: skip
+    return log2_lse, delta, sums
 
 
 def _lines(call: Call, x: torch.Tensor) -> torch.Tensor:
@@ -144,10 +156,12 @@ def _lines(call: Call, x: torch.Tensor) -> torch.Tensor:
     row = torch.arange(queries, dtype=torch.int32, device=x.device)
     sequence = torch.searchsorted(cu[1:], row, right=True)
     first = cu[sequence]
-    return x[..., (first // 16 + sequence) * 16 + row - first]
+    return x[..., (first // LARGEST_ROWS + sequence) * LARGEST_ROWS + row - first]
 
 
-def _backward_kv(call: Call, tensors: Tensors, dk: torch.Tensor, dv: torch.Tensor, rest: tuple[Any, ...]) -> None:
+def _backward_kv(
+    call: Call, tensors: hopper.Tensors, dk: torch.Tensor, dv: torch.Tensor, rest: tuple[Any, ...]
+) -> None:
     """Large heads sum dK and dV up one after the other: the registers do not hold both."""
     large = max(call.q.shape[3], call.v.shape[3]) > 128
     for wanted in ("k", "v") if large else ("kv",):
@@ -174,7 +188,7 @@ def _backward_kv(call: Call, tensors: Tensors, dk: torch.Tensor, dv: torch.Tenso
         )
 
 
-def _backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, rest: tuple[Any, ...]) -> None:
+def _backward_q(call: Call, tensors: hopper.Tensors, dq: torch.Tensor, rest: tuple[Any, ...]) -> None:
     tile = tile_for("backward_q", call)
     matrices, rows = _all_tiles(tensors, tile)
     attention_backward_q[_grid(call, call.cu_seqlens_q, dq.shape[2], dq.shape[1], tile.rows)](
@@ -194,7 +208,7 @@ def _backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, rest: tuple[Any,
     )
 
 
-def _backward_bias(call: Call, bias: torch.Tensor, tensors: Tensors, rest: tuple[Any, ...]) -> torch.Tensor:
+def _backward_bias(call: Call, bias: torch.Tensor, tensors: hopper.Tensors, rest: tuple[Any, ...]) -> torch.Tensor:
     dbias, tile = bias.new_empty(bias.shape), tile_for("backward_bias", call)
     grid, summed = _bias_grid(call, bias, tile)
     matrices, rows = _all_tiles(tensors, tile)
@@ -222,16 +236,7 @@ def key_blocks(call: Call) -> tuple[int, bool]:
     return tile_for("forward", call).columns, call.numerics.reverse_keys
 
 
-def lazy_threshold(call: Call) -> float | None:
-    """By how much (log₂) the maximum may grow before the forward kernel rescales; None: it always does."""
-    return hopper.LAZY if hopper.takes(call) else None
-
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Q, K, V, dO, the LSE in units of log₂, and delta."""
-
-
-def _all_tiles(tensors: Tensors, tile: Tile) -> tuple[Iterator[TensorDescriptor], Iterator[TensorDescriptor]]:
+def _all_tiles(tensors: hopper.Tensors, tile: Tile) -> tuple[Iterator[TensorDescriptor], Iterator[TensorDescriptor]]:
     """Those of Q, K, V and dO, and those of the LSE and delta."""
     matrices = map(tiles, tensors[:4], (tile.rows, tile.columns, tile.columns, tile.rows))
     return matrices, (row_tiles(x, tile.rows) for x in tensors[4:])

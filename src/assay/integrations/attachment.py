@@ -11,7 +11,8 @@ from torch import nn
 
 from assay.integrations.weight_deviation import WeightDeviation
 from assay.results.record import Record
-from assay.watching.watch import Watch, watch
+from assay.results.watched import Compared, compared
+from assay.watching.watch import KNOWN, Watch, watch
 
 
 class WatchOptions(TypedDict, total=False):
@@ -77,8 +78,7 @@ class Attachment:
                 self.close()
                 raise ValueError(
                     f"No attention was found in {type(self._model).__name__}: its first step called none of "
-                    "F.scaled_dot_product_attention, transformers' eager attention, flash-attn or "
-                    "assay.flash_attention. Name others with also={fast: plain}, or leave it out with watch=False."
+                    f"{KNOWN}. Name others with also={{fast: plain}}, or leave it out with watch=False."
                 )
             self._look(self.watch)
         found = self._weights.end_step(self._model, step) if self._weights is not None and self._first else {}
@@ -98,25 +98,27 @@ class Attachment:
             self.watch.close()
 
     def _look(self, seen: Watch) -> None:
-        """At the rows of whole calls that are new."""
-        newest = None
+        """At the calls that are new."""
+        new: list[Record] = []
         for row in reversed(seen.rows):
-            newest = newest or row
             if row is self._last:
                 break
-            if row["head"] is None:
-                _add(self._figures, row)
-        self._last = newest
+            new.append(row)
+        self._last = new[0] if new else self._last
+        for one in compared(reversed(new)):
+            _add(self._figures, one)
 
 
-def _add(figures: dict[str, float], row: Record) -> None:
+def _add(figures: dict[str, float], one: Compared) -> None:
+    """Ratio and error are those of all heads; one that is over budget counts, as in the watch's summary."""
+    row, over = one.whole, one.over is not None
     kind = "assay/" if row["tensor"] == "output" else "assay/gradient_"
     if row["ratio_rmse"] is None:
         _raise(figures, f"{kind}difference", row["difference_max"])
         return
     _raise(figures, f"{kind}ratio", row["ratio_rmse"])
     _raise(figures, f"{kind}error", row["error_max"])
-    for name, count in (("over_budget", row["over"]), ("nonfinite", row["error_nonfinite"])):
+    for name, count in (("over_budget", over), ("nonfinite", row["error_nonfinite"])):
         figures[f"assay/{name}"] = figures.get(f"assay/{name}", 0.0) + float(count)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # svg.hashsalt: the same records give the same bytes. Text stays text, so it can be searched and edited.
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "assay",
     "svg.fonttype": "none",
     "font.size": 9,
@@ -67,7 +67,7 @@ def static_figures(charts: Sequence[Chart]) -> Iterator[tuple[str, bytes]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # a box stands for it
         for chart in charts:
             for variant in chart.variants:

@@ -32,6 +32,10 @@ class Adapter:
     """(B, H, N, D) as SDPA, or (B, N, H, D) as flash-attn: of q, k, v and their gradients."""
     output_heads_second: bool = True
 
+    def named(self, arguments: Arguments) -> str:
+        """What the rows of this call say that it is."""
+        return self.name
+
     def bound(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         """All arguments by name."""
         return dict(zip(self.parameters, args, strict=False)) | kwargs
@@ -44,10 +48,14 @@ class Adapter:
         """Names of the arguments whose gradients are compared."""
         return self.tensors
 
-    def output(self, result: Any) -> Tensor:
-        """The tensor among what it returned."""
-        out: Tensor = result[0] if isinstance(result, tuple) else result
-        return out
+    def views(self, arguments: Arguments) -> dict[str, Tensor] | None:
+        """Views through which only this call's gradients flow, where they had to be made before; else None."""
+        return None
+
+    def output(self, result: Any) -> Tensor | None:
+        """The tensor among what it returned; None if there is none."""
+        out = result[0] if isinstance(result, tuple) else result
+        return out if isinstance(out, Tensor) else None
 
     def seen_output(self, x: Tensor) -> Tensor:
         """The output or its gradient as (B, H, N, D)."""
@@ -70,6 +78,10 @@ class FunctionAdapter:
     name: str
     plain: Callable[..., Any]
 
+    def named(self, arguments: Arguments) -> str:
+        """What the rows of this call say that it is."""
+        return self.name
+
     def bound(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         """By position and by name."""
         return {str(number): x for number, x in enumerate(args)} | kwargs
@@ -88,9 +100,15 @@ class FunctionAdapter:
         """All floating tensors."""
         return tuple(name for name, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point())
 
-    def output(self, result: Any) -> Tensor:
-        """The tensor, or the first of several."""
-        out: Tensor = result[0] if isinstance(result, tuple | list) else result
+    def views(self, arguments: Arguments) -> dict[str, Tensor] | None:
+        """Views through which only this call's gradients flow, where they had to be made before; else None."""
+        return None
+
+    def output(self, result: Any) -> Tensor | None:
+        """The tensor, or the first of several; None if there is none."""
+        out = result[0] if isinstance(result, tuple | list) and result else result
+        if not isinstance(out, Tensor):
+            return None
         return torch.cat(out.unbind()) if out.is_nested else out
 
     def seen_output(self, x: Tensor) -> Tensor:

@@ -36,6 +36,11 @@ def adjusted(call: AttentionCall, s: Tensor, rows: slice, columns: slice) -> Ten
     return s
 
 
+def unexpanded(bias: Tensor) -> Tensor:
+    """As small as it was before it was expanded."""
+    return bias[tuple(slice(None) if stride else slice(1) for stride in bias.stride())]
+
+
 def _hide(s: Tensor, where: Tensor) -> None:
     """In place and unknown to autograd: with a probability of 0 comes a gradient of 0.
 

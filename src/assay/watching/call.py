@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.watching.adjusting import unexpanded
+from assay.watching.exact import exact
 from assay.watching.plain import plain
 from assay.watching.scores import Scores
 
@@ -53,7 +55,11 @@ class AttentionCall:
     def golden(self, grad: Tensor | None) -> tuple[Sequence[Tensor], Scores]:
         """The same in FP64, and what the scores are like."""
         scores = Scores(self.dtype, self.sinks is not None)
-        return plain(self.in_double(), grad, scores), scores
+        return exact(self, grad, scores), scores
+
+    def gives(self, x: Tensor) -> bool:
+        """Whether `x` can be its output."""
+        return x.shape == (*self.q.shape[:3], self.v.shape[3])
 
     def columns(self) -> dict[str, Any]:
         """What rows say of it."""
@@ -65,9 +71,7 @@ class AttentionCall:
 
     def tensors(self) -> dict[str, Tensor]:
         """What it takes to replay it, with `notes`."""
-        bias = self.bias
-        if bias is not None:  # as small as it was before it was expanded
-            bias = bias[tuple(slice(None) if stride else slice(1) for stride in bias.stride())]
+        bias = None if self.bias is None else unexpanded(self.bias)
         found = {"q": self.q, "k": self.k, "v": self.v, "bias": bias, "alibi_slopes": self.slopes, "sinks": self.sinks}
         return {name: x for name, x in found.items() if x is not None}
 

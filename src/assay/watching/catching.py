@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,11 +22,11 @@ Function = Callable[..., Any]
 class Replaced:
     """While it is open, other functions stand where the originals were, also under names they were imported by.
 
-    That is in every module that Python has loaded, and in every module of the model.
+    That is in every module that Python has loaded, in every module of the model, and in `tables`, by their keys.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, tables: Sequence[dict[str, Any]] = ()) -> None:
+        self._model, self._tables = model, tables
         self._places: list[tuple[Any, str, Any, Any]] = []
         self._functions: dict[Function, Function] = {}
 
@@ -42,15 +42,16 @@ class Replaced:
     def _holders(self, functions: Mapping[int, Function]) -> Iterator[tuple[Any, str, Function]]:
         """Who has one of these functions, under which name, and which; given by identity."""
         loaded = [module for name, module in list(sys.modules.items()) if not name.startswith(_SPARED)]
-        for owner in [*(module for module in loaded if isinstance(module, ModuleType)), *self._model.modules()]:
-            for attribute, value in list(vars(owner).items()):
+        modules = [module for module in loaded if isinstance(module, ModuleType)]
+        for owner in (*modules, *self._model.modules(), *self._tables):
+            for attribute, value in list(_entries(owner).items()):
                 if id(value) in functions:
                     yield owner, attribute, functions[id(value)]
 
     def replace_in(self, owner: Any, attribute: str, other: Any) -> None:
         """Put `other` in one place."""
-        self._places.append((owner, attribute, vars(owner).get(attribute, _NOTHING), other))
-        setattr(owner, attribute, other)
+        self._places.append((owner, attribute, _entries(owner).get(attribute, _NOTHING), other))
+        _put(owner, attribute, other)
 
     def genuine(self, function: Function) -> Function:
         """The original, to be called by what stands in its place.
@@ -65,12 +66,12 @@ class Replaced:
                 return function(*args, **kwargs)
             places = [(owner, name, other) for owner, name, original, other in self._places if original is function]
             for owner, name, _ in places:
-                setattr(owner, name, function)
+                _put(owner, name, function)
             try:
                 return function(*args, **kwargs)
             finally:
                 for owner, name, other in places:
-                    setattr(owner, name, other)
+                    _put(owner, name, other)
 
         return call
 
@@ -78,13 +79,25 @@ class Replaced:
         """Put the originals back, but for places where somebody has put something else since."""
         while self._places:
             owner, attribute, original, other = self._places.pop()
-            if vars(owner).get(attribute) is not other:
+            if _entries(owner).get(attribute) is not other:
                 continue
             if original is _NOTHING:  # the class has it, as a module its forward
                 delattr(owner, attribute)
             else:
-                setattr(owner, attribute, original)
+                _put(owner, attribute, original)
         # Whoever was loaded in the meantime has imported ours.
         for owner, attribute, original in list(self._holders({id(ours): it for it, ours in self._functions.items()})):
-            setattr(owner, attribute, original)
+            _put(owner, attribute, original)
         self._functions.clear()
+
+
+def _entries(owner: Any) -> Mapping[str, Any]:
+    """What it has, by name."""
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)

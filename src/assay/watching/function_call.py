@@ -59,6 +59,10 @@ class FunctionCall:
             return replace(self.in_double(), plain_function=in_double).plain(grad), None
         return self.in_double().plain(grad), None
 
+    def gives(self, x: Tensor) -> bool:
+        """Whether `x` can be its output: any may be."""
+        return True
+
     def columns(self) -> dict[str, Any]:
         """Nothing that rows have columns for."""
         return {}

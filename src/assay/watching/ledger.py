@@ -24,7 +24,7 @@ from assay.results.watched import compared
 from assay.watching.clock import Moment
 from assay.watching.comparing import Comparing
 from assay.watching.made import Made, UnderWay
-from assay.watching.others import Call, Comparison
+from assay.watching.others import Call, Comparison, replayed
 from assay.watching.rows import Rows, Seen
 from assay.watching.worst import Worst
 
@@ -126,10 +126,12 @@ class Ledger:
             skip = len(others) - len(actual)  # an output that has been compared already
             found = (actual, others[skip:], goldens[skip:], None if skip else scores)
             comparing = Comparing(*found, format_of(one.call.dtype))
-        tensors, left = {} if skip else one.call.tensors(), 0 if comparing.needs_tensors else IN_FLIGHT
+            again = None if skip else replayed(one.call, one.output, others[0], goldens[0])
+        tensors, notes = ({}, {}) if again is None else (again.tensors(), again.notes())
+        left = 0 if comparing.needs_tensors else IN_FLIGHT
         if left:  # copies: by the time it is known how bad it is, the model may have gone on in place
             tensors = {name: x.clone() for name, x in tensors.items()}
-        self._under_way.append(UnderWay(one, numbers, comparing, began, Moment(device), tensors))
+        self._under_way.append(UnderWay(one, numbers, comparing, began, Moment(device), tensors, notes))
         self._finish(left)
 
     def _failed(self, one: Made, error: Exception) -> None:
@@ -151,6 +153,6 @@ class Ledger:
             outputs = sum(row["tensor"] == "output" for row in rows)
             if outputs:
                 self.calls += 1
-                self.worst.offer(rows[:outputs], done.tensors, one.call.notes())
+                self.worst.offer(rows[:outputs], done.tensors, done.notes)
             parts = [part for part in (rows[:outputs], rows[outputs:]) if part]
             self._compared += zip(done.numbers, parts, strict=True)

@@ -34,4 +34,6 @@ class UnderWay:
     began: Moment
     ended: Moment
     tensors: dict[str, Tensor]
-    """What it takes to replay it, as it was then."""
+    """What it takes to replay it, as it was then; of several sequences, the worst."""
+    notes: dict[str, str]
+    """The numbers that belong to them."""

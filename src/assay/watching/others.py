@@ -38,5 +38,10 @@ def _flash(call: Call, grad: Tensor | None) -> Sequence[Tensor]:
     return out.detach(), *torch.autograd.grad(out, (q, k, v), grad.to(out.dtype))
 
 
+def replayed(call: Call, actual: Tensor, other: Tensor, golden: Tensor | None) -> AttentionCall | FunctionCall:
+    """What is kept of a call to be made again: of several sequences the worst; given its outputs."""
+    return call.worst(actual, other, golden) if isinstance(call, PackedCall) else call
+
+
 OTHERS: dict[str, Comparison] = {"baseline": _plain, "flash": _flash}
 """By name."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.watching.call import AttentionCall
+from assay.watching.exact import exact
 from assay.watching.plain import plain
 from assay.watching.scores import Scores
 
@@ -49,23 +50,44 @@ class PackedCall:
     def golden(self, grad: Tensor | None) -> tuple[Sequence[Tensor], Scores]:
         """The same in FP64, and what the scores of all are like."""
         scores = Scores(self.dtype, any(part.sinks is not None for part in self.parts))
-        return self.each(grad, lambda part, own: plain(part.in_double(), own, scores)), scores
+        return self.each(grad, lambda part, own: exact(part, own, scores)), scores
+
+    def gives(self, x: Tensor) -> bool:
+        """Whether `x` can be its output."""
+        first, rows = self.parts[0], sum(part.q.shape[2] for part in self.parts)
+        return x.shape == (1, first.q.shape[1], rows, first.v.shape[3])
 
     def columns(self) -> dict[str, Any]:
         """What rows say of it: the lengths are those of the longest sequence."""
         return self._longest.columns() | {"batch": len(self.parts)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What it takes to replay the longest sequence."""
+        """What went into the longest sequence."""
         return self._longest.tensors()
 
-    def notes(self) -> dict[str, str]:
-        """The numbers among its arguments."""
-        return self._longest.notes()
+    def worst(self, actual: Tensor, other: Tensor, golden: Tensor | None) -> AttentionCall:
+        """The sequence whose output has the largest error over the other's, in one of its heads or in all."""
+        lengths = torch.tensor([part.q.shape[2] for part in self.parts], device=actual.device)
+        if golden is None:
+            found = _squares(actual, other, lengths) / lengths
+        else:
+            mine, theirs, least = (_squares(x, golden, lengths) for x in (actual, other, golden.to(actual.dtype)))
+            found = torch.where(mine == 0, 0.0, mine / torch.maximum(theirs, least))
+        return self.parts[int(found.nan_to_num(torch.inf, torch.inf).amax(0).argmax())]
 
     @property
     def _longest(self) -> AttentionCall:
         return max(self.parts, key=lambda part: part.q.shape[2] * part.k.shape[2])
+
+
+def _squares(x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
+    """(heads and one for all, sequences): sums of the squares of x - y; not finite where only one of them is."""
+    a, b = x[0].double(), y[0].double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    rows = torch.where(same, 0.0, a - b).square().sum(-1)
+    which = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)
+    sums = rows.new_zeros(len(rows), len(lengths)).index_add_(1, which, rows)
+    return torch.cat((sums, sums.sum(0, keepdim=True)))
 
 
 def packed(

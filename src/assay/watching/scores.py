@@ -29,6 +29,10 @@ class Scores:
         else:
             self._found.append(of_rows(s, p, self._dtype))
 
+    def add(self, found: Tensor) -> None:
+        """What somebody else has found as `of_rows` does."""
+        self._found.append(found)
+
     def gathered(self) -> Tensor:
         """(4, heads), still on the device, for `figures`."""
         found = torch.cat(self._found, -1)

@@ -30,7 +30,9 @@ def summary(
     lines = [_HEADER, *(_line(layer, tensor, found) for (layer, tensor), found in groups.items())]
     widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADER))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text += [f"Not compared: {count} calls with {reason}." for reason, count in skipped.items()]
+    text += [
+        f"Not compared: {count} call{'s' if count != 1 else ''} with {reason}." for reason, count in skipped.items()
+    ]
     nonfinite = _nonfinite(seen, first_nonfinite)
     text += nonfinite
     if first_over is not None:

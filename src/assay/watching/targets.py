@@ -14,6 +14,7 @@ import assay.flash.attention  # `assay` loads them when they are first used, whi
 import assay.flash.sdpa  # noqa: F401
 from assay.watching import flash_attn_
 from assay.watching.adapters import EAGER, OURS, SDPA, Adapter, FunctionAdapter
+from assay.watching.registered import registered
 from assay.watching.torch_layers import ENCODER_LAYER, FUSED_ATTENTION, WITH_WEIGHTS
 
 _KNOWN: tuple[tuple[str, str, Adapter | FunctionAdapter], ...] = (
@@ -37,9 +38,10 @@ def targets(model: nn.Module) -> Iterator[tuple[Callable[..., Any], Adapter | Fu
     seen: set[int] = set()
     for name in {type(module).__module__ for module in model.modules()}:
         eager = getattr(sys.modules.get(name), "eager_attention_forward", None)
-        if name.startswith("transformers.") and eager is not None and id(eager) not in seen:
+        if eager is not None and hasattr(sys.modules[name], "ALL_ATTENTION_FUNCTIONS") and id(eager) not in seen:
             seen.add(id(eager))
             yield eager, _knowing_names(EAGER, eager)
+    yield from registered(model)
 
 
 def _knowing_names(adapter: Adapter | FunctionAdapter, function: Callable[..., Any]) -> Adapter | FunctionAdapter:

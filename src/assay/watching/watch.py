@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import threading
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,20 +18,25 @@ from torch import Tensor, nn
 from assay.results.record import Record
 from assay.watching.adapters import Adapter, Arguments, FunctionAdapter
 from assay.watching.catching import Replaced
+from assay.watching.compiled import Uncompiled
 from assay.watching.gradients import Gradients, own_views
 from assay.watching.ledger import Ledger
 from assay.watching.others import OTHERS, Call
+from assay.watching.registered import tables
 from assay.watching.rows import Seen
 from assay.watching.running import OUTSIDE, Running
 from assay.watching.summary import summary
 from assay.watching.targets import targets
+from assay.watching.two_steps import SCORES, TwoSteps, owners
 from assay.watching.worst import Worst
 
 Function = Callable[..., Any]
 _active = threading.Lock()
-_COMPILED = (
-    "The model is compiled, and the watch cannot look into compiled code: it runs uncompiled while it is watched."
+KNOWN = (
+    "F.scaled_dot_product_attention, transformers' attention (eager or registered), diffusers' processors, flash-attn "
+    "or assay.flash_attention"
 )
+"""What is found by itself, for people."""
 
 
 def watch(
@@ -54,9 +57,10 @@ def watch(
 
     The model goes on with what it computed itself, bit for bit as if not watched. Calls of
     `F.scaled_dot_product_attention` (as nn.MultiheadAttention and most models make them), of transformers' eager
-    attention, of flash-attn and of ours are found wherever they are made; in training the gradients of q, k and v are
-    compared as well. torch's layers that are one fused operation, as in inference, are compared as a whole. A compiled
-    model runs uncompiled as long, and a warning says so.
+    attention and of what is registered with its AttentionInterface, of diffusers' processors, of flash-attn and of ours
+    are found wherever they are made; in training the gradients of q, k and v are compared as well. torch's layers that
+    are one fused operation, as in inference, are compared as a whole. What is compiled, the model or a function that it
+    calls, runs uncompiled as long, and a warning says so.
 
     Args:
         model: Any module. Names of its submodules are the layers.
@@ -93,6 +97,7 @@ class Watch:
         self._model, self._share, self._also, self._golden = model, share, also, golden
         self._ledger: Ledger | None = None
         self._running: Running | None = None
+        self._uncompiled: Uncompiled
         self._open = ExitStack()
         self._busy = threading.local()
         self._layers: dict[str, int] = {}
@@ -153,12 +158,7 @@ class Watch:
             self._ledger = self._make()
             stack.callback(self._ledger.close)
             stack.callback(self._settled)
-            if any(map(_is_compiled, self._model.modules())):
-                warnings.warn(_COMPILED, stacklevel=2)
-                stack.enter_context(warnings.catch_warnings())
-                warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
-            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self._uncompiled = Uncompiled(self._model, self._also, stack)
             self._running = Running(self._model, self._settled)
             stack.callback(self._running.close)
             self._catch(stack)
@@ -173,8 +173,7 @@ class Watch:
         if kind is None and steps and not set(self._layers) - {OUTSIDE}:
             raise ValueError(
                 f"No attention was found in {type(self._model).__name__}: it ran {steps} times and called none of "
-                "F.scaled_dot_product_attention, transformers' eager attention, flash-attn or assay.flash_attention. "
-                "Name others with also={fast: plain}."
+                f"{KNOWN}. Name others with also={{fast: plain}}."
             )
 
     def close(self) -> None:
@@ -201,11 +200,19 @@ class Watch:
         return self._running
 
     def _catch(self, stack: ExitStack) -> None:
-        replaced = Replaced(self._model)
+        replaced = Replaced(self._model, tables(self._model))
         stack.callback(replaced.restore)
+        replaced.replace_in(torch, "compile", self._uncompiled.compiling(torch.compile))
         others = {
             function: self._wrapped(replaced.genuine(function), adapter) for function, adapter in targets(self._model)
         }
+        kinds = list(owners(self._model))
+        if kinds:
+            steps = TwoSteps(self._away, lambda: self._followed().layer, self._see, self._lost)
+            stack.callback(steps.close)
+            for kind in kinds:
+                replaced.replace_in(kind, SCORES, steps.first(vars(kind)[SCORES]))
+            others[torch.bmm] = steps.second(replaced.genuine(torch.bmm))
         for fast, plain in self._also.items():
             beside = FunctionAdapter(name=_name(fast), plain=plain)
             if isinstance(fast, nn.Module):
@@ -220,17 +227,26 @@ class Watch:
     def _wrapped(self, function: Function, adapter: Adapter | FunctionAdapter) -> Function:
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            # What it calls in turn is part of it; and what is being compiled cannot be looked into.
-            away = getattr(self._busy, "now", False) or self._followed().between
-            if away or torch.compiler.is_compiling():
+            if self._away():
                 return function(*args, **kwargs)
             arguments = adapter.bound(args, kwargs)
-            if not adapter.applies(arguments):
-                return function(*args, **kwargs)
-            with self._looking_away():
-                return self._call(function, adapter, arguments)
+            return self._see(function, adapter, arguments) if adapter.applies(arguments) else function(*args, **kwargs)
 
         return watched
+
+    def _away(self) -> bool:
+        """What a caught function calls in turn is part of it; and what is being compiled cannot be looked into."""
+        away = getattr(self._busy, "now", False) or self._followed().between
+        return away or torch.compiler.is_compiling()
+
+    def _see(self, function: Function, adapter: Adapter | FunctionAdapter, arguments: Arguments) -> Any:
+        with self._looking_away():
+            return self._call(function, adapter, arguments)
+
+    def _lost(self, layer: str) -> None:
+        self._found += 1
+        self._layers.setdefault(layer, len(self._layers))
+        self.skipped["probabilities that torch.bmm was not given as they were"] += 1
 
     @contextmanager
     def _looking_away(self) -> Iterator[None]:
@@ -241,8 +257,17 @@ class Watch:
         finally:
             self._busy.now = before
 
+    def _understood(self, adapter: Adapter | FunctionAdapter, arguments: Arguments) -> Call | str:
+        """What is computed; or why that cannot be compared."""
+        if _transforms():
+            return "a transform of torch.func"
+        try:
+            call = adapter.call(arguments)
+        except Exception as error:  # if they are wrong, the function itself says so better
+            return f"arguments that the watch does not understand ({type(error).__name__}: {error})"
+        return call if isinstance(call, str) else self._why_not(call) or call
+
     def _why_not(self, call: Call) -> str | None:
-        """Why a call cannot be compared."""
         if any(x.numel() == 0 for x in call.tensors().values()):
             return "an empty tensor"
         if self._golden and call.dtype == torch.float64:
@@ -253,20 +278,23 @@ class Watch:
         assert self._running is not None
         layer, step, number = self._running.place()
         self._found += 1
+        if layer not in self._layers:
+            self._uncompiled.look()
         turn = step + self._layers.setdefault(layer, len(self._layers))
         if turn and math.floor(turn * self._share) == math.floor((turn - 1) * self._share):
             return adapter.invoke(function, arguments)
-        call = "a transform of torch.func" if _transforms() else adapter.call(arguments)
-        if not isinstance(call, str):
-            call = self._why_not(call) or call
+        call = self._understood(adapter, arguments)
         if isinstance(call, str):
             self.skipped[call] += 1
             return adapter.invoke(function, arguments)
-        seen = Seen(layer=layer, step=step, call=number, implementation=adapter.name)
+        seen = Seen(layer=layer, step=step, call=number, implementation=adapter.named(arguments))
         names = adapter.differentiated(arguments)
         views = own_views(adapter, arguments, names) if torch.is_grad_enabled() else {}
         result = adapter.invoke(function, arguments | views)
         out, ledger = adapter.output(result), self._entered()
+        if out is None or not call.gives(adapter.seen_output(out)):
+            self.skipped["a result that is no tensor" if out is None else "an output of an unexpected shape"] += 1
+            return result
         waits = bool(views) and out.requires_grad
         one = ledger.output(seen, call, adapter.seen_output(out), waits)
         if waits:
@@ -282,11 +310,6 @@ class Watch:
 def _transforms() -> bool:
     """Whether vmap, grad or another of torch.func's is at work: their tensors cannot be looked into."""
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """By torch.compile(module), or by module.compile()."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _name(function: Function) -> str:

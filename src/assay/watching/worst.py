@@ -17,7 +17,7 @@ from assay.results.watched import badness, compared
 class Worst:
     """The call whose output has the largest error over the other's, as a whole or in one head.
 
-    Its tensors are copied, on the CPU.
+    Its tensors are copied, where they are: to bring them to the CPU each time would keep a GPU waiting.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,7 @@ class Worst:
             return
         self.row = row
         # Copies: a model may write into its own tensors later, and a file may not have one tensor under two names.
-        self._tensors = {
-            name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()
-        }
+        self._tensors = {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         self._notes = {"layer": row["layer"], "implementation": row["implementation"], **notes}
 
     def save(self, path: Path | str) -> None:
@@ -45,5 +43,5 @@ class Worst:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
-        save_file(self._tensors, new, metadata=self._notes)
+        save_file({name: x.cpu() for name, x in self._tensors.items()}, new, metadata=self._notes)
         os.replace(new, path)

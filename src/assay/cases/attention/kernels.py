@@ -190,12 +190,11 @@ def _ours(*steps: str, **how: bool) -> Kernel:
         return shipped.replace(**dict.fromkeys(steps, format), name=f"{shipped.name}{words and ', '}{words}")
 
     def tiling(q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
-        from assay.flash.launch import key_blocks, lazy_threshold
+        from assay.flash.launch import key_blocks
 
         call = Call(q=q, k=k, v=k, scale=1.0, numerics=numerics(_NAMES[q.dtype]))
         columns, reverse = key_blocks(call)
-        lazy = lazy_threshold(call)
-        return {"block": (128, columns), "exp2": True, "reverse_keys": reverse, "lazy_threshold": lazy, **how}
+        return {"block": (128, columns), "exp2": True, "reverse_keys": reverse, **how}
 
     name = " + ".join(steps) + (" in the input format" if steps else "") + "".join(how)
     return Kernel(name=f"assay{name and ': '}{name}", call=call, plan=plan, tiling=tiling, notes=_FA2_NOTES)

@@ -40,6 +40,7 @@ def prepare_backward(
     dlse: tl.tensor,
     log2_lse: tl.tensor,
     delta: tl.tensor,
+    dq_sums: tl.tensor,
     out_strides: tl.tuple,
     dout_strides: tl.tuple,
     dlse_strides: tl.tuple,
@@ -52,7 +53,8 @@ def prepare_backward(
 ) -> None:
     """Grid: blocks of rows, heads, batch; packed: of all sequences. `log2_lse` and `delta` are (B·H, room).
 
-    Rows that saw nothing get an LSE of +∞, so that their P is 0; and dense ones that are not there, up to `room`.
+    Rows that saw nothing get an LSE of +∞, so that their P is 0; and those that are not there, to the block's end.
+    `dq_sums`, if any, (B·H, room, BLOCK_VALUE_DIM), becomes 0.
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     block, sequence = tl.program_id(0), tl.program_id(2)
@@ -76,11 +78,11 @@ def prepare_backward(
         place_d = batch * dlse_strides[0] + head * dlse_strides[1] + row * dlse_strides[2]
         sums -= tl.load(dlse + place_d, mask=there, other=0.0)
     blind = value == float("-inf")
-    if span.cu_q is None:
-        there = line_row < room
     place = (batch * heads + head) * room + line_of(span, sequence) + line_row
-    tl.store(log2_lse + place, tl.where(blind, float("inf"), value * LOG2_E), mask=there)
-    tl.store(delta + place, tl.where(blind, 0.0, sums), mask=there)
+    tl.store(log2_lse + place, tl.where(blind, float("inf"), value * LOG2_E))
+    tl.store(delta + place, tl.where(blind, 0.0, sums))
+    if dq_sums is not None:
+        tl.store(dq_sums + place[:, None] * BLOCK_VALUE_DIM + dims, tl.zeros((ROWS, BLOCK_VALUE_DIM), tl.float32))
 
 
 @triton.jit
@@ -124,15 +126,12 @@ def _over_rows(
     """
     for block in range(first, last):
         start = block * ROWS
-        row = start + tl.arange(0, ROWS)
-        rows = row[None, :]
+        rows = start + tl.arange(0, ROWS)[None, :]
         q = q_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_DIM)
         do = do_tiles.load([batch, head, first_row + start, 0]).reshape(ROWS, BLOCK_VALUE_DIM)
         if LAST:
             q, do = without(q, start, len_q, ROWS), without(do, start, len_q, ROWS)
         lse_row = lse_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
-        if LAST:
-            lse_row = tl.where(row < len_q, lse_row, float("inf"))
         leaning = 0.0
         if scores.near is not None:
             lse_row += slope * tl.arange(0, ROWS).to(tl.float32)
@@ -149,8 +148,6 @@ def _over_rows(
         if WANTED != "v":
             dp = tl.dot(v, do.T, input_precision=PRECISION) * factor
             delta_row = delta_tiles.load([batch * heads + head, line + start]).reshape(ROWS)
-            if LAST:
-                delta_row = tl.where(row < len_q, delta_row, 0.0)
             ds = p * (dp - delta_row[None, :])
             if scores.cap is not None:
                 ds *= 1.0 - bent * bent
@@ -364,3 +361,36 @@ def attention_backward_q(
     dq_out += batch.to(tl.int64) * dq_strides[0] + head.to(tl.int64) * dq_strides[1]
     dq = (dq * gradient_scale).to(dq_out.dtype.element_ty)
     tl.store(dq_out + (first_row + rows).to(tl.int64) * dq_strides[2] + dims, dq, mask=(rows < len_q) & (dims < DIM))
+
+
+@triton.jit
+def attention_cast_dq(
+    sums: tl.tensor,
+    dq: tl.tensor,
+    dq_strides: tl.tuple,
+    span: tl.tuple,
+    scale: tl.tensor,
+    room: tl.tensor,
+    heads: tl.tensor,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+) -> None:
+    """What `hopper_backward.add_q` added up, in order, scaled and cast.
+
+    Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch.
+    """
+    PARTS: tl.constexpr = BLOCK_DIM // 64
+    head, batch = tl.program_id(1), tl.program_id(2)
+    block, part, sequence = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(2)
+    if span.cu_q is not None:
+        sequence, block, _ = place_of(span.cu_q, span.sequences, block, 64)
+        if sequence == span.sequences:
+            return
+    first_row, _, length, _ = bounds(span, sequence)
+    line = (batch * heads + head).to(tl.int64) * room + line_of(span, sequence) + block * 64
+    x = tl.load(sums + (line // 64 * PARTS + part) * 4096 + tl.arange(0, 4096)) * scale
+    x = tl.reshape(tl.permute(tl.reshape(x.to(dq.dtype.element_ty), (8, 4, 8, 4, 2, 2)), (1, 4, 2, 0, 3, 5)), (64, 64))
+    row = block * 64 + tl.arange(0, 64)[:, None]
+    dims = part * 64 + tl.arange(0, 64)[None, :]
+    dq += batch.to(tl.int64) * dq_strides[0] + head.to(tl.int64) * dq_strides[1]
+    tl.store(dq + (first_row + row).to(tl.int64) * dq_strides[2] + dims, x, mask=(row < length) & (dims < DIM))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
+from triton._C.libtriton import ir
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 ROWS = gl.constexpr(64)  # of a consumer: what one wgmma makes
@@ -26,6 +28,30 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr):
     for i in gl.static_range(number):
         mbarrier.init(bars.index(i), count=arrivals)
     return bars
+
+
+@gluon.jit
+def lines(number: gl.constexpr, length: gl.constexpr):
+    """So many lines of FP32 numbers in shared memory."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    return gl.allocate_shared_memory(gl.float32, [number, length], LAYOUT)
+
+
+@builtin
+def add_tile(tiles, place, buffer, _semantic=None):
+    """The copy engine adds a tile to what is in memory; as a copy, waited for by `tma.store_wait`."""
+    place = _semantic._convert_to_ir_values(place, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tiles.handle, place, buffer.handle)
+
+
+@gluon.jit
+def nothing(step):
+    """0 (steps are fewer than 2³⁰), which the compiler does not know.
+
+    Added to the index of a tile that never moves, it keeps the tile's address out of the registers: the compiler would
+    compute it once, before the loop, for each of its products, and spill what else is there.
+    """
+    return step >> 30
 
 
 @gluon.jit

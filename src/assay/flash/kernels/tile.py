@@ -115,11 +115,11 @@ def bounds(span: tl.tuple, batch: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.t
 
 @triton.jit
 def line_of(span: tl.tuple, sequence: tl.tensor) -> tl.tensor:
-    """Where the rows of a sequence begin in the lines of LSE and delta that backward reads: at whole 16s, alone."""
+    """Where the rows of a sequence begin in the lines that backward reads: at whole 128s, so that no block has two."""
     if span.cu_q is None:
         return 0
     else:
-        return (tl.load(span.cu_q + sequence) // 16 + sequence) * 16
+        return (tl.load(span.cu_q + sequence) // 128 + sequence) * 128
 
 
 @triton.jit
@@ -156,6 +156,8 @@ def keys_of_rows(
         begin = tl.minimum(tl.maximum(first + shift - span.left, 0) // COLUMNS, end)
         whole_begin = tl.cdiv(tl.maximum(last + shift - span.left, 0), COLUMNS)
     whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
+    if span.cu_q is not None:  # the block that the next sequence begins in is the tail's: see `tail_of`
+        whole_begin = tl.minimum(whole_begin, tl.maximum(begin, keys // COLUMNS))
     whole_end = tl.minimum(tl.maximum(whole_end, whole_begin), end)
     return begin, whole_begin, whole_end, end
 

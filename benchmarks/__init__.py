@@ -1,0 +1,1 @@
+"""Speed and memory, beside a peer in the same run."""
