@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from assay import Plan, deviation, flash_attention, golden_attention, tiled_attention
 from assay.cases.attention.kernels import OURS
 from assay.flash import hopper, ops
+from assay.flash.launch import HOPPER_FORWARD
 from assay.flash.numerics import Numerics
 from tests.flash.cases import CASES, Case, Drawn, by_operator, check_against_plain, largest, theirs
 
@@ -48,6 +49,7 @@ LARGE = {
         "bias": Case(queries=130, keys=200, bias=(1, 1, 1, 1)),
         "bias, causal": Case(queries=130, keys=200, bias=(1, 1, 1, 1), causal=True),
         "packed": Case(packed=((200, 200), (0, 7), (77, 140), (1, 300), (130, 130)), causal=True),
+        "packed, full": Case(packed=((200, 200), (0, 7), (77, 140), (1, 300), (130, 130))),
         "dropout": Case(queries=150, keys=150, dropout=0.3),
         "transposed": Case(queries=300, keys=300, transposed=True, causal=True),
     }.items()
@@ -132,12 +134,12 @@ def inputs(heads: int, length: int, dim: int, dtype: torch.dtype = torch.bfloat1
 @contextmanager
 def portable() -> Iterator[None]:
     """Our Triton kernels in place of the Hopper ones."""
-    before = hopper.DIMS, hopper.DIMS_BACKWARD
-    hopper.DIMS = hopper.DIMS_BACKWARD = ()
+    before = HOPPER_FORWARD.DIMS, hopper.DIMS_BACKWARD
+    HOPPER_FORWARD.DIMS = hopper.DIMS_BACKWARD = ()
     try:
         yield
     finally:
-        hopper.DIMS, hopper.DIMS_BACKWARD = before
+        HOPPER_FORWARD.DIMS, hopper.DIMS_BACKWARD = before
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], ids=str)

@@ -35,6 +35,7 @@ from assay.flash.kernels.hopper_shared import (
     clean,
     log2,
     named_barrier,
+    narrowed,
     packed,
     partial_sums,
     rescaled,
@@ -45,6 +46,8 @@ from assay.flash.kernels.hopper_shared import (
 )
 from assay.flash.kernels.hopper_softmax import leaning_of, softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
+
+STAGES = gl.constexpr(2)  # of K and V
 
 
 class Buffers(NamedTuple):
@@ -73,9 +76,6 @@ class Shape:
     """Of the work, at compile time."""
 
     consumers: int
-    stages: int
-    """Of K and V."""
-    q_stages: int
     columns: int
     """Keys of a block."""
     value_dim: int
@@ -83,10 +83,16 @@ class Shape:
     q_in_registers: bool
     own_buffer: bool
     """The output has one; else it goes through Q's."""
-    turns: bool
-    """Consumers take turns at the tensor cores."""
-    lazy: float | None
-    """The maximum may grow by this much (log₂) before what came before is rescaled; None: always rescaled."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether the consumers take turns at the tensor cores: two are faster without."""
+        return self.consumers == 3
+
+    @property
+    def q_stages(self) -> int:
+        """Tiles of Q a consumer has: what is in registers need not wait, and large heads leave no room."""
+        return 2 if self.consumers == 3 else 1
 
 
 @gluon.jit
@@ -95,7 +101,6 @@ def produce(given, SHAPE: gl.constexpr):
     q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group = given
     PACKED: gl.constexpr = places is not None
     COLUMNS: gl.constexpr = SHAPE.columns
-    STAGES: gl.constexpr = SHAPE.stages
     CONSUMERS: gl.constexpr = SHAPE.consumers
     TILE: gl.constexpr = ROWS * SHAPE.consumers
     tiles = blocks_of(places, span, TILE) * batches * heads
@@ -157,31 +162,25 @@ def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def first_block(
-    q, k, maximum, row_sum, start, first, slope, work, span, scores, consumer: gl.constexpr,
-    WIDTH: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
+    s, maximum, row_sum, start, first, slope, work, span, scores,
+    WIDTH: gl.constexpr, MASK: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Exponentials of a tile's first block, of which only `WIDTH` keys are seen, as P lies; maximum and row sum."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.block_value_dim, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    if SHAPE.q_in_registers:
-        q = gl.convert_layout(q, gl.DotOperandLayout(0, S_LAYOUT, 2))
+    WHOLE: gl.constexpr = s.shape[1] == WIDTH
+    if not WHOLE:
+        s = narrowed(s, S_LAYOUT)
     rows = first + gl.arange(0, ROWS, ROW_LAYOUT)
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
-    empty = gl.zeros([ROWS, WIDTH], gl.float32, S_LAYOUT)
-    take_turn(consumer, SHAPE)
-    s = warpgroup_mma(q, k.slice(0, WIDTH).permute((1, 0)), empty, use_acc=False, is_async=True)
-    pass_turn(consumer, SHAPE)
-    s = warpgroup_mma_wait(0, deps=(s,))
     exps, latest, new_sum, _ = softmax(
-        s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(empty).type.layout), start,
-        rows, columns, slope, leaning_of(columns, slope, scores), work, span, scores, MASK, SHAPE.lazy,
+        s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(s).type.layout), start,
+        rows, columns, slope, leaning_of(columns, slope, scores), work, span, scores, MASK,
     )  # fmt: skip
-    if SHAPE.columns == WIDTH:
-        exps = gl.convert_layout(exps, P_LAYOUT)
+    if WHOLE:
+        exps = gl.convert_layout(exps, LAYOUT)
     else:
-        exps = widened(exps, P_LAYOUT)
+        exps = widened(exps, LAYOUT)
     return exps, gl.convert_layout(latest, maximum.type.layout), gl.convert_layout(new_sum, row_sum.type.layout)
 
 
@@ -195,7 +194,6 @@ def over_blocks(
     On entry P of the block before waits for its product with V; on exit that of the last.
     """
     COLUMNS: gl.constexpr = SHAPE.columns
-    STAGES: gl.constexpr = SHAPE.stages
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, output.type.layout, 2)
     for back in range(first, last):
@@ -213,14 +211,14 @@ def over_blocks(
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
         exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK, SHAPE.lazy
+            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK
         )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
-        if SHAPE.lazy is None:
-            output = output * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
-        else:
+        if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
             output = rescaled(output, factor)
+        else:
+            output = output * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
         p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
     return p, output, maximum, row_sum
 
@@ -229,7 +227,7 @@ def over_blocks(
 def pass_blocks(first, last, buffers, consumer: gl.constexpr, SHAPE: gl.constexpr):
     """Steps whose keys only other consumers' rows see."""
     for step in range(first, last):
-        stage, phase = step % SHAPE.stages, (step // SHAPE.stages) & 1
+        stage, phase = step % STAGES, (step // STAGES) & 1
         mbarrier.wait(buffers.k_full.index(stage), phase)
         take_turn(consumer, SHAPE)
         pass_turn(consumer, SHAPE)
@@ -267,7 +265,6 @@ def attend(
 ):  # fmt: skip
     """64 rows over their blocks of keys; `tile` has those of all rows, `earlier` is how many came before it."""
     COLUMNS: gl.constexpr = SHAPE.columns
-    STAGES: gl.constexpr = SHAPE.stages
     VALUES: gl.constexpr = SHAPE.block_value_dim
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUES, 16])
@@ -305,21 +302,26 @@ def attend(
     stage = step % STAGES
     mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
     start = (keys.end - 1) * COLUMNS
-    k = buffers.k.index(stage)
+    # Before the branches: the assembler (ptxas 12.8) loses descriptors of products that stand in both.
+    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
+    take_turn(consumer, SHAPE)
+    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+    pass_turn(consumer, SHAPE)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(buffers.k_empty.index(stage), count=1)
     rest = start, first, slope, work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, None, SHAPE)
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, None, P_LAYOUT)
         else:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, "all", SHAPE)
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
     elif COLUMNS == 128:
         if keys.upto - start <= COLUMNS // 2:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS // 2, "all", SHAPE)
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS // 2, "all", P_LAYOUT)
         else:
-            exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, "all", SHAPE)
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
     else:
-        exps, maximum, row_sum = first_block(q, k, maximum, row_sum, *rest, consumer, COLUMNS, "all", SHAPE)
-    mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+        exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
     p = packed(exps, buffers.v.dtype)
     right = gl.maximum(keys.end - keys.whole_end, 1)
     left = gl.maximum(keys.end - keys.whole_begin, right)
@@ -361,14 +363,13 @@ def attend(
 
 
 @gluon.jit(do_not_specialize=["batches", "heads", "group"])
-def attention_forward_hopper(
+def attention_forward_tiles(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads,
     group, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`."""
     dtype: gl.constexpr = q_tiles.dtype
     CONSUMERS: gl.constexpr = SHAPE.consumers
-    STAGES: gl.constexpr = SHAPE.stages
     Q_TILES: gl.constexpr = CONSUMERS * SHAPE.q_stages
     q = shared(dtype, Q_TILES, ROWS, BLOCK_DIM)
     if SHAPE.own_buffer:

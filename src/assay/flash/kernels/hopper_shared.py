@@ -167,6 +167,13 @@ def rescaled(output, factor):
 
 
 @gluon.jit
+def narrowed(x, LAYOUT: gl.constexpr):
+    """The left half of x: registers, no traffic."""
+    halves = gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1))
+    return gl.convert_layout(gl.split(halves)[0], LAYOUT)
+
+
+@gluon.jit
 def widened(x, LAYOUT: gl.constexpr):
     """x and as many columns of 0 on its right: registers, no traffic."""
     both = gl.permute(gl.join(x, gl.zeros_like(x)), (0, 2, 1))

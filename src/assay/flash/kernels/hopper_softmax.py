@@ -25,12 +25,10 @@ def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores,
-    MASK: gl.constexpr, LAZY: gl.constexpr,
+    s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK: gl.constexpr
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
-    LAZY keeps a maximum that is exceeded by a little: P is then a little over 1, and the factor is 1.
     With `scores.near` the block's keys are `leaning`, and all are counted from the tile's first position: what that
     adds to a row's scores `attend` takes off its LSE.
     """
@@ -53,8 +51,6 @@ def softmax(
         latest = gl.maximum(maximum, gl.max(s, 1) * unit + ahead)
     else:
         latest = gl.maximum(maximum, gl.max(s, 1))
-    if LAZY is not None:
-        latest = gl.where(latest > maximum + LAZY, latest, maximum)
     reference = latest
     if MASK is not None:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
