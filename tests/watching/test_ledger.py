@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from assay.results.lines import all_records
 from assay.results.watch_record import WATCH
 from assay.watching import comparing, ledger
+from assay.watching.call import AttentionCall
 from assay.watching.watch import Watch, watch
-from tests.watching.models import Layer, Stack, inputs, stack
+from tests.watching.models import HEADS, Layer, Stack, inputs, stack
 
 
 def told(w: Watch) -> list[tuple[int, str, str]]:
@@ -196,3 +197,36 @@ def test_the_plain_function_itself_is_not_watched() -> None:
             model(x)
     assert {row["implementation"] for row in w.rows} == {"plainly"}
     assert w.found == w.calls == 2
+
+
+def test_of_a_large_batch_some_sequences_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five sequences, each 1.5 times as large as the one before, two at a time; gradients of the same two."""
+    model = stack()
+    x = torch.cat([inputs()[:1] * 1.5**i for i in range(5)])
+    monkeypatch.setattr(ledger, "SCORES", 2 * HEADS * x.shape[1] ** 2)
+    with watch(model, every=2) as w:
+        for _ in range(8):
+            model(x).float().square().mean().backward()
+    seen = [row for row in w.rows if row["layer"] == "layers.0" and row["head"] is None]
+    outputs, keys = ([row for row in seen if row["tensor"] == name] for name in ("output", "dk"))
+    assert [row["batch"] for row in outputs] == [row["batch"] for row in keys] == [2, 2, 1, 2]
+    for part, row in enumerate(outputs):
+        with watch(model) as alone, torch.no_grad():
+            model(x[2 * (part % 3) :][:2])
+        assert row["logit_max"] == pytest.approx(alone.rows[HEADS]["logit_max"], rel=2**-7)
+        assert row["logit_min"] == pytest.approx(alone.rows[HEADS]["logit_min"], rel=2**-7)
+    assert not any(row["over"] for row in seen)  # gradients of other sequences would be far off
+
+
+def test_sequences_of_a_call_with_masks_and_slopes_of_their_own() -> None:
+    q, k, v = torch.randn(3, 6, 4, 5, 8, generator=torch.Generator().manual_seed(0)).double()
+    bias, slopes = torch.randn(6, 1, 5, 5), torch.rand(6, 4)
+    call = AttentionCall(q=q, k=k, v=v, scale=0.3, bias=bias.double(), slopes=slopes)
+    part = call.some(turn=4, scores=2 * 4 * 25)
+    assert part == slice(2, 4)
+    (out,), (expected,) = call.of(part).plain(None), call.plain(None)
+    assert torch.equal(out, expected[part])
+    shared = AttentionCall(q=q, k=k, v=v, scale=0.3, bias=bias[:1].double(), slopes=slopes[0])
+    (out,), (expected,) = shared.of(part).plain(None), shared.plain(None)
+    assert torch.equal(out, expected[part])
+    assert call.some(turn=7, scores=1) == slice(1, 2)

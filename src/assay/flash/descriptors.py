@@ -14,11 +14,17 @@ from assay.flash.layout import padded
 
 _KNOWN: dict[tuple[Any, ...], dict[str, Any]] = {}
 _MOST = 4096
+_NAMES = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+}
 
 
 def tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """Blocks of so many rows of an `aligned` tensor, for Triton."""
-    return _made(TensorDescriptor, x, rows)
+    return _made(TensorDescriptor, x, rows, padded(x.shape[3]))
 
 
 def row_tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
@@ -26,9 +32,10 @@ def row_tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, rows])
 
 
-def gluon_tiles(x: torch.Tensor, rows: int) -> GluonDescriptor:
-    """The same for Gluon, with the layout they have in shared memory."""
-    return _made(GluonDescriptor, x, rows, _layout(rows, padded(x.shape[3]), x.dtype))
+def gluon_tiles(x: torch.Tensor, rows: int, columns: int | None = None) -> GluonDescriptor:
+    """The same for Gluon, with the layout they have in shared memory; of so many columns, or all."""
+    columns = padded(x.shape[3]) if columns is None else columns
+    return _made(GluonDescriptor, x, rows, columns, _layout(rows, columns, x.dtype))
 
 
 def gluon_lines(x: torch.Tensor) -> GluonDescriptor:
@@ -41,12 +48,12 @@ def gluon_fragments(x: torch.Tensor) -> GluonDescriptor:
     return GluonDescriptor(x, [x.numel() // 256, 256], [256, 1], [16, 256], gl.NVMMASharedLayout(0, 32, 2))
 
 
-def _made(kind: type, x: torch.Tensor, rows: int, *layout: Any) -> Any:
-    key = kind, x.shape, x.stride(), x.dtype, rows
+def _made(kind: type, x: torch.Tensor, rows: int, columns: int, *layout: Any) -> Any:
+    key = kind, x.shape, x.stride(), x.dtype, rows, columns
     fields = _KNOWN.get(key)
     if fields is None:
         strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
-        checked = kind(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])], *layout)
+        checked = kind(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], *layout)
         if len(_KNOWN) >= _MOST:
             _KNOWN.clear()
         fields = _KNOWN[key] = {name: value for name, value in vars(checked).items() if name != "base"}
@@ -57,5 +64,4 @@ def _made(kind: type, x: torch.Tensor, rows: int, *layout: Any) -> Any:
 
 @cache
 def _layout(rows: int, dims: int, dtype: torch.dtype) -> Any:
-    name = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dims], name)
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dims], _NAMES[dtype])

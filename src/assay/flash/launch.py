@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.flash import decode, hopper
 from assay.flash.call import Call, Gradients
 from assay.flash.descriptors import row_tiles, tiles
-from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, prepare_backward
+from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, attention_prepare_backward
 from assay.flash.kernels.bias import attention_backward_bias
 from assay.flash.kernels.forward import Knobs, attention_forward
 from assay.flash.kernels.tile import Dropout, Scores, Span, precision
@@ -142,7 +142,7 @@ def _prepared(
     sums = lse.new_empty(batch * heads, room, padded(dim)) if adds_up else None
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
     rows = 64 if cu is None else LARGEST_ROWS
-    prepare_backward[_grid(call, cu, room if cu is None else queries, heads, rows)](
+    attention_prepare_backward[_grid(call, cu, room if cu is None else queries, heads, rows)](
         out, dout, lse, dlse, log2_lse, delta, sums, *strides, _span(call), room, heads, dim, padded(dim), rows,
         num_warps=rows // 16,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _prepared(
 
 
 def _lines(call: Call, x: torch.Tensor) -> torch.Tensor:
-    """(B, H, queries) of the (B·H, room) that `prepare_backward` fills."""
+    """(B, H, queries) of the (B·H, room) that `attention_prepare_backward` fills."""
     batch, heads, queries = call.q.shape[:3]
     x, cu = x.view(batch, heads, -1), call.cu_seqlens_q
     if cu is None:

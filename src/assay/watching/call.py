@@ -57,6 +57,23 @@ class AttentionCall:
         scores = Scores(self.dtype, self.sinks is not None)
         return exact(self, grad, scores), scores
 
+    def some(self, turn: int, scores: int) -> slice:
+        """As many of its sequences as have so many scores, at least one: the turn-th such part of the batch."""
+        batch, heads, queries, _ = self.q.shape
+        count = max(1, scores // (heads * queries * self.k.shape[2]))
+        first = turn % -(-batch // count) * count
+        return slice(first, min(first + count, batch))
+
+    def of(self, sequences: slice) -> AttentionCall:
+        """Only these sequences of the batch."""
+        batch = self.q.shape[0]
+
+        def own(x: Tensor | None, dims: int) -> Tensor | None:
+            return x[sequences] if x is not None and x.dim() == dims and x.shape[0] == batch else x
+
+        q, k, v = (x[sequences] for x in (self.q, self.k, self.v))
+        return replace(self, q=q, k=k, v=v, bias=own(self.bias, 4), slopes=own(self.slopes, 2))
+
     def gives(self, x: Tensor) -> bool:
         """Whether `x` can be its output."""
         return x.shape == (*self.q.shape[:3], self.v.shape[3])

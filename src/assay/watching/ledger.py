@@ -21,6 +21,7 @@ from assay.results.record import Record
 from assay.results.store import Store
 from assay.results.watch_record import WATCH
 from assay.results.watched import compared
+from assay.watching.call import AttentionCall
 from assay.watching.clock import Moment
 from assay.watching.comparing import Comparing
 from assay.watching.made import Made, UnderWay
@@ -32,6 +33,9 @@ KEPT = 100_000
 """Rows kept in memory; with a folder all are on disk."""
 IN_FLIGHT = 1
 """Comparisons that a GPU may still be at while the model goes on: with none, it would wait while we make rows."""
+SCORES = 2**26
+"""Of a call, if only some calls are compared: it is then compared in as many of its sequences as have these, since the
+golden value of a large batch takes longer than a training step."""
 AT_ONCE = 512
 """Calls at most that wait, for their gradients or for a step to be over."""
 
@@ -40,8 +44,10 @@ class Ledger:
     """The rows of one watch."""
 
     def __init__(
-        self, model: str, against: str, other: Comparison, golden: bool, folder: Path | None, skipped: Counter[str]
-    ) -> None:
+        self, model: str, against: str, other: Comparison, golden: bool, folder: Path | None, skipped: Counter[str],
+        seldom: bool = False,
+    ) -> None:  # fmt: skip
+        self._turns: Counter[str] | None = Counter() if seldom else None
         self._model, self._against, self._other, self._golden = model, against, other, golden
         self._skipped = skipped
         self._store = None if folder is None else Store(folder, WATCH, remembers=False)
@@ -69,11 +75,17 @@ class Ledger:
         """Of a call that has just been made; `waits` if its gradients may come."""
         if len(self._waiting) + len(self._compared) >= AT_ONCE:
             self.settle()
+        sequences = None
+        if self._turns is not None and isinstance(call, AttentionCall):
+            sequences = call.some(self._turns[seen.layer], SCORES)
+            self._turns[seen.layer] += 1
+            call, out = call.of(sequences), out[sequences]
         if not waits:
-            one = Made(seen, call.detached(), out, next(self._numbers))
+            one = Made(seen, call.detached(), out, next(self._numbers), sequences)
             self._compare_output(one)
             return one
-        one = Made(seen, call.detached(), out.clone(), next(self._numbers))  # a copy: the model may go on in place
+        # A copy: the model may go on in place.
+        one = Made(seen, call.detached(), out.clone(), next(self._numbers), sequences)
         self._waiting.append(one)
         return one
 
@@ -81,7 +93,8 @@ class Ledger:
         """They have come: that of the output, and those of the inputs by name."""
         if self._closed:
             return
-        tensors, number = {f"d{name}": x for name, x in found.items()}, next(self._numbers)
+        grad, tensors = one.own(grad), {f"d{name}": one.own(x) for name, x in found.items()}
+        number = next(self._numbers)
         if one in self._waiting:
             self._waiting.remove(one)
             self._compare(one, {"output": one.output} | tensors, grad, (one.number, number))

@@ -21,6 +21,12 @@ class Made:
     output: Tensor
     number: int
     """Of all that happened."""
+    sequences: slice | None = None
+    """Those of its batch that `call` and `output` have; None: all."""
+
+    def own(self, x: Tensor) -> Tensor:
+        """Of a gradient of the whole call, what is compared."""
+        return x if self.sequences is None else x[self.sequences]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -67,7 +67,8 @@ def watch(
         against: "baseline" (matmul, softmax, matmul in the format of the call) or "flash" (`assay.flash_attention`).
         golden: Also compute in FP64, and judge the call's error (RMSE) by the other's: more than 2 times as much (3
             for gradients), or a NaN in the wrong place, is over budget. The ratio of the largest errors is shown too.
-        every: A layer is compared in one step of so many, and layers take turns; or the share of calls, 0.01.
+        every: A layer is compared in one step of so many, and layers take turns; or the share of calls, 0.01. Of a
+            large batch some sequences are then compared, those of 2²⁶ scores, which take turns, too.
         also: Other functions and modules to watch: fast → plain, of the same signature. Golden is the plain one in
             FP64.
         out: A folder for the rows, which `assay report` draws.
@@ -105,7 +106,7 @@ class Watch:
         self.skipped: Counter[str] = Counter()
         """Why calls were not compared: reason → how many."""
         self._make = functools.partial(
-            Ledger, type(model).__name__, against, OTHERS[against], golden, folder, self.skipped
+            Ledger, type(model).__name__, against, OTHERS[against], golden, folder, self.skipped, share < 1
         )
 
     @property

@@ -33,7 +33,7 @@ from assay.flash.kernels.tile import (
 
 
 @triton.jit
-def prepare_backward(
+def attention_prepare_backward(
     out: tl.tensor,
     dout: tl.tensor,
     lse: tl.tensor,

@@ -359,7 +359,7 @@ def attention_backward_kv_large(
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start; `places` is None, or see `blocks_of`.
 
-    `lse_tiles` and `delta_tiles` are 64 numbers of the (B·H·room) that `prepare_backward` fills, in one line.
+    `lse_tiles` and `delta_tiles` are 64 numbers of the (B·H·room) that `attention_prepare_backward` fills, in one line.
     """
     dtype: gl.constexpr = q_tiles.dtype
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])

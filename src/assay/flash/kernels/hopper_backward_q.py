@@ -334,7 +334,7 @@ def attention_backward_q_hopper(
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start; `places` is None, or see `blocks_of`.
 
-    `log2_lse` and `delta` are (B·H, room), as `prepare_backward` fills them. LARGE: heads that fill the registers.
+    `log2_lse` and `delta` are (B·H, room), see `attention_prepare_backward`. LARGE: heads that fill the registers.
     """
     dtype: gl.constexpr = q_tiles.dtype
     q = shared(dtype, CONSUMERS, ROWS, BLOCK_DIM)

@@ -27,21 +27,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_fragments import log2, narrowed, rescaled, widened
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
     ROWS,
     barriers,
     clean,
-    log2,
-    named_barrier,
-    narrowed,
     packed,
     partial_sums,
-    rescaled,
     shared,
     unpacked,
-    widened,
     write,
 )
 from assay.flash.kernels.hopper_softmax import leaning_of, softmax
@@ -144,6 +140,18 @@ def produce(given, SHAPE: gl.constexpr):
         tile = claim(counter, tiles)  # only now: a tile claimed early may wait here while another CTA is free
         count += 1
     tell(buffers.note, buffers.note_full, buffers.note_empty, count, Work(-1, 0, 0, 0, 0, 0), PACKED)
+
+
+@gluon.constexpr_function
+def _bar(kind, number):
+    """PTX. Of the hardware's 16 barriers Triton takes the first ones, a few for each partition."""
+    return f"bar.{kind} {8 + number}, 256; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def named_barrier(kind: gl.constexpr, number: gl.constexpr):
+    """Of two warpgroups: one waits ("sync"), the other goes on ("arrive")."""
+    gl.inline_asm_elementwise(_bar(kind, number), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -6,7 +6,8 @@ from __future__ import annotations
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_shared import ROWS, hidden, partial_sums, tanh
+from assay.flash.kernels.hopper_fragments import hidden
+from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 
 @gluon.jit

@@ -1,0 +1,214 @@
+"""Attention on 8-bit inputs: how Q, K and V are quantised, and where that runs. Forward only.
+
+A number x is kept as an 8-bit float and a scale that it shares with others: x ≈ scale · value. Scales are powers of
+two, so that nothing but the cast to 8 bits rounds: a floating-point format loses no precision by it, and what was
+quantised is a bf16 number again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from assay.flash.library import operator
+
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+SCALINGS = ("tensor", "head", "block")
+BLOCK = 128
+"""Rows or keys that share a scale."""
+SMALLEST = 2.0**-50
+"""A scale at least: that of zeros. The product of two and of the scores' scale is still a number in FP32."""
+_SIGN_SEED = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FP8:
+    """How inputs are quantised. The default is the most accurate one that costs little time."""
+
+    format: str = "e4m3"
+    """e4m3: 3 bits of mantissa, up to 448. e5m2: 2 bits, up to 57344."""
+    scaling: str = "block"
+    """What shares a scale: a "tensor", a "head" of a sequence, or a "block" of 128 of its rows or keys."""
+    rotate: bool = True
+    """Rotate Q and K by one orthogonal matrix, a Hadamard matrix with random signs: scores stay what they are, and an
+    outlier is spread over its whole row."""
+    two_level: bool | None = None
+    """Hopper: add every block's P·V to the output in FP32. The tensor cores' own sums keep 14 bits, and sums of many
+    numbers of one sign come out too small. None: where D_v is at most 128; beyond, it doubles the time."""
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"FP8: format must be one of {', '.join(FORMATS)}, got {self.format!r}.")
+        if self.scaling not in SCALINGS:
+            raise ValueError(f"FP8: scaling must be one of {', '.join(SCALINGS)}, got {self.scaling!r}.")
+        if not isinstance(self.rotate, bool):
+            raise ValueError(f"FP8: rotate must be True or False, got {self.rotate!r}.")
+        if self.two_level is not None and not isinstance(self.two_level, bool):
+            raise ValueError(f"FP8: two_level must be True, False or None, got {self.two_level!r}.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The 8-bit dtype."""
+        return FORMATS[self.format]
+
+    def encoded(self) -> str:
+        """As one string, as an operator takes it."""
+        return ";".join(str(getattr(self, field.name)) for field in fields(self))
+
+    @classmethod
+    def decoded(cls, text: str) -> FP8:
+        """What `encoded` wrote."""
+        form, scaling, rotate, two_level = text.split(";")
+        known = {"True": True, "False": False, "None": None}
+        return cls(format=form, scaling=scaling, rotate=rotate == "True", two_level=known[two_level])
+
+
+class Quantized(NamedTuple):
+    """8-bit numbers and what they stand for."""
+
+    values: Tensor
+    """(B, H, N, D) in an 8-bit dtype, D padded with zeros to a power of two of at least 64."""
+    scales: Tensor
+    """(B, H, blocks of 128 rows) FP32, powers of two."""
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """values · scales: exact in FP32 and bf16."""
+        rows = self.scales.repeat_interleave(BLOCK, 2)[:, :, : self.values.shape[2], None]
+        return (self.values.float() * rows).to(dtype)
+
+
+def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False) -> Quantized:
+    """x (B, H, N, D) as 8-bit numbers with scales.
+
+    Args:
+        x: bf16, fp16 or FP32, any strides.
+        fp8: Format and scaling; its `rotate` is not looked at, since V is not rotated.
+        rotate: By the matrix of `rotation`. Q and K rotated alike have the scores that they had.
+    """
+    fp8 = check_fp8(True if fp8 is None else fp8)
+    if x.dim() != 4 or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ValueError(
+            f"What is quantised must be bfloat16, float16 or float32 of shape (batch, heads, length, D), "
+            f"got {x.dtype} {tuple(x.shape)}."
+        )
+    if x.is_cuda:
+        quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate)
+        return quantized
+    return _quantize_plainly(x, fp8, rotate)
+
+
+def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool) -> Quantized:
+    """In plain torch operations."""
+    rows, dim = x.shape[2], x.shape[3]
+    blocks = -(-rows // BLOCK)
+    wide = torch.nn.functional.pad(x.float(), (0, room(dim) - dim))
+    if rotate:
+        wide = wide @ rotation(room(dim)).to(x.device)
+    whole = torch.nn.functional.pad(wide, (0, 0, 0, blocks * BLOCK - rows))
+    largest = whole.unflatten(2, (blocks, BLOCK)).abs().amax((3, 4)) if blocks else whole.new_empty(*x.shape[:2], 0)
+    scales = shared_scales(power_of_two_scales(largest, fp8.dtype), fp8.scaling)
+    by_row = scales.repeat_interleave(BLOCK, 2)[:, :, :rows, None]
+    return Quantized((wide / by_row).to(fp8.dtype), scales)
+
+
+def power_of_two_scales(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """The smallest powers of two by which numbers up to `largest` fit the format."""
+    mantissa, exponent = torch.frexp((largest / torch.finfo(dtype).max).clamp(min=SMALLEST))
+    return torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).to(exponent.dtype))
+
+
+def shared_scales(scales: Tensor, scaling: str) -> Tensor:
+    """Those of blocks (B, H, blocks), made one for each head or for all."""
+    if scaling == "block" or scales.numel() == 0:
+        return scales
+    largest = scales.amax(2, keepdim=True) if scaling == "head" else scales.amax()
+    return largest.expand_as(scales).contiguous()
+
+
+@cache
+def signed_hadamard(dim: int) -> Tensor:
+    """(D, D) of ±1: the Hadamard matrix, its rows with random signs, the same ones every time."""
+    bits = torch.arange(dim)
+    both = bits[:, None] & bits[None, :]
+    odd = torch.zeros_like(both)
+    for i in range(dim.bit_length()):
+        odd ^= (both >> i) & 1
+    signs = torch.randint(0, 2, (dim, 1), generator=torch.Generator().manual_seed(_SIGN_SEED)) * 2 - 1
+    return ((1 - 2 * odd) * signs).float()
+
+
+def rotation(dim: int) -> Tensor:
+    """(D, D) orthogonal, FP32, for D a power of two: x @ rotation(D) spreads every entry of x over its whole row."""
+    return signed_hadamard(dim) * float(dim**-0.5)
+
+
+def room(dim: int) -> int:
+    """The head dimension as quantised numbers have it."""
+    return max(64, 1 << (dim - 1).bit_length())
+
+
+def check_fp8(fp8: object) -> FP8:
+    """True: the default."""
+    if fp8 is True:
+        return FP8()
+    if not isinstance(fp8, FP8):
+        raise ValueError(f"fp8 must be True, False, None or an FP8(format=…, scaling=…, rotate=…), got {fp8!r}.")
+    return fp8
+
+
+def check_inputs(fp8: object, q: Tensor, k: Tensor, v: Tensor) -> FP8:
+    """How these are to be quantised. FP8 has no gradient, and FP64 no use for it."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise ValueError(
+            "fp8 has no gradient, and q, k or v require one. Call it within torch.no_grad(), or detach them."
+        )
+    if q.dtype == torch.float64:
+        raise ValueError("fp8 takes bfloat16, float16 and float32, got torch.float64. Cast the inputs with .to.")
+    return check_fp8(fp8)
+
+
+def rounded(q: Tensor, k: Tensor, v: Tensor, fp8: FP8) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V as numbers that 8 bits hold: for what multiplies them in more bits. D is padded where it is rotated.
+
+    16-bit inputs become bf16, which holds every quantised number.
+    """
+    dtype = torch.float32 if q.dtype == torch.float32 else torch.bfloat16
+    q, k = (quantize(x, fp8, rotate=fp8.rotate).dequantized(dtype) for x in (q, k))
+    return q, k, quantize(v, fp8).dequantized(dtype)[..., : v.shape[3]]
+
+
+def fp8_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    fp8: str,
+) -> tuple[Tensor, Tensor]:
+    """Output and LSE on Hopper; see `Call` for the arguments."""
+    with torch.cuda.device(q.device):
+        launch = import_module("assay.flash.fp8_launch")
+        out, lse = launch.forward(q, k, v, sinks, scale, left, right, softcap, FP8.decoded(fp8))
+    return out, lse
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+attention_fp8 = operator(fp8_forward, fake=_fake)
+
+
+def takes(q: Tensor, k: Tensor, scale: float, others: tuple[Any, ...]) -> bool:
+    """Whether the Hopper kernel can do it; `others` are arguments that it has not."""
+    hopper = q.is_cuda and q.dtype != torch.float32 and torch.cuda.get_device_capability(q.device)[0] == 9
+    there = q.shape[0] > 0 and q.shape[2] > 0 and k.shape[2] > 0
+    return hopper and there and abs(scale) > 1e-7 and all(x is None for x in others)

@@ -1,0 +1,153 @@
+"""Runs the FP8 kernels: quantisation on any CUDA device, attention on Hopper."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+
+from assay.flash import fp8 as quantisation
+from assay.flash.descriptors import gluon_tiles
+from assay.flash.fp8 import BLOCK, FP8, Quantized, room, shared_scales
+from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8
+from assay.flash.kernels.quantize import quantize_block
+from assay.flash.kernels.tile import Scores, Span
+from assay.flash.layout import is_aligned
+
+_LOG2_E = 1.4426950408889634
+_LARGEST_PRODUCT = 128
+"""Dimensions of V at which the registers hold a block's P·V beside the output."""
+
+
+def quantize(x: torch.Tensor, fp8: FP8, rotate: bool) -> Quantized:
+    """See `fp8.quantize`."""
+    values = torch.empty(*x.shape[:3], room(x.shape[3]), dtype=fp8.dtype, device=x.device)
+    return Quantized(values, _fill(x, values, fp8, rotate, transposed=False))
+
+
+def quantize_values(v: torch.Tensor, fp8: FP8) -> Quantized:
+    """V as the kernel takes it, (B, H, D, keys): whole blocks of keys, in the order of `in_thread_order`."""
+    keys = triton.cdiv(v.shape[2], BLOCK) * BLOCK
+    values = torch.empty(*v.shape[:2], room(v.shape[3]), keys, dtype=fp8.dtype, device=v.device)
+    return Quantized(values, _fill(v, values, fp8, rotate=False, transposed=True))
+
+
+def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, transposed: bool) -> torch.Tensor:
+    """Fills `values`, and returns the scales."""
+    batch, heads, rows, dim = x.shape
+    grid = (triton.cdiv(rows, BLOCK), heads, batch)
+    scales = torch.empty(batch, heads, grid[0], dtype=torch.float32, device=x.device)
+    if x.numel() == 0:
+        return scales.fill_(1.0)
+    matrix = _matrix(room(dim), x.dtype, x.device) if rotate else None
+    largest = torch.finfo(fp8.dtype).max
+
+    def run(out: torch.Tensor | None, scales: torch.Tensor, given: bool) -> None:
+        quantize_block[grid](
+            x,
+            x.stride(),
+            matrix,
+            scales,
+            out,
+            rows,
+            dim,
+            room(dim),
+            BLOCK,
+            largest,
+            quantisation.SMALLEST,
+            given,
+            transposed,
+            num_warps=8,
+        )
+
+    if fp8.scaling == "block":
+        run(values, scales, False)
+        return scales
+    run(None, scales, False)
+    scales = shared_scales(scales, fp8.scaling)
+    run(values, scales, True)
+    return scales
+
+
+@cache
+def _matrix(dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return quantisation.signed_hadamard(dim).to(device, dtype)
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    fp8: FP8,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output in q's dtype and LSE, on Hopper."""
+    out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    quantised_q = quantize(-q if scale < 0 else q, fp8, fp8.rotate)
+    quantised = quantised_q, quantize(k, fp8, fp8.rotate), quantize_values(v, fp8)
+    span = Span(q.shape[2], k.shape[2], left, right, None, None, None)
+    unit = abs(scale) * _LOG2_E if softcap is None else abs(scale) / softcap
+    cap = None if softcap is None else softcap * _LOG2_E
+    scores = Scores(unit, cap, None, None, None, None, None, None, None)
+    two_level = v.shape[3] <= _LARGEST_PRODUCT if fp8.two_level is None else fp8.two_level
+    attend(quantised, out, lse, sinks, span, scores, two_level)
+    return out, lse
+
+
+def attend(
+    quantised: tuple[Quantized, Quantized, Quantized],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    sinks: torch.Tensor | None,
+    span: Span,
+    scores: Scores,
+    two_level: bool,
+) -> None:
+    """Fill `out` and `lse`, from K and Q of `quantize` and V of `quantize_values`.
+
+    Two levels of sums at D_v 256 take two turns, each over half of V's dimensions.
+    """
+    q, k, v = quantised
+    value_dim, step = out.shape[3], v.values.shape[2]
+    if two_level:
+        step = min(step, _LARGEST_PRODUCT)
+    scales = Scales(q.scales, k.scales, v.scales, v.scales.amax(2), q.scales.shape[2], k.scales.shape[2])
+    batches, heads = q.values.shape[:2]
+    tiles = triton.cdiv(q.values.shape[2], 128) * batches * heads
+    dim = q.values.shape[3]
+    for first in range(0, value_dim, step):
+        part = out[..., first : first + step]
+        attention_forward_fp8[(min(tiles, _processors(out.device.index)),)](
+            gluon_tiles(q.values, 64),
+            gluon_tiles(k.values, BLOCK),
+            gluon_tiles(v.values[:, :, first : first + step], step, BLOCK),
+            gluon_tiles(part, 64) if is_aligned(part) and part.shape[3] * 2 > step else None,
+            part,
+            part.stride()[:3],
+            lse,
+            sinks,
+            torch.zeros(1, dtype=torch.int32, device=out.device),
+            span,
+            scores,
+            scales,
+            batches,
+            heads,
+            heads // k.values.shape[1],
+            part.shape[3],
+            STAGES=4 if max(dim, step) <= 128 else 2,
+            Q_IN_REGISTERS=dim <= 128 and not two_level,
+            TWO_LEVEL=two_level,
+            REGISTERS=240,
+            num_warps=4,
+        )
+
+
+@cache
+def _processors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
