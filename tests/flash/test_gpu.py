@@ -18,8 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from assay import Plan, deviation, flash_attention, golden_attention, tiled_attention
 from assay.cases.attention.kernels import OURS
-from assay.flash import hopper, ops
-from assay.flash.launch import HOPPER_FORWARD
+from assay.flash import hopper, hopper_forward_tiles, ops
 from assay.flash.numerics import Numerics
 from tests.flash.cases import CASES, Case, Drawn, by_operator, check_against_plain, largest, theirs
 
@@ -134,12 +133,12 @@ def inputs(heads: int, length: int, dim: int, dtype: torch.dtype = torch.bfloat1
 @contextmanager
 def portable() -> Iterator[None]:
     """Our Triton kernels in place of the Hopper ones."""
-    before = HOPPER_FORWARD.DIMS, hopper.DIMS_BACKWARD
-    HOPPER_FORWARD.DIMS = hopper.DIMS_BACKWARD = ()
+    before = hopper.DIMS, hopper_forward_tiles.DIMS, hopper.DIMS_BACKWARD
+    hopper.DIMS = hopper_forward_tiles.DIMS = hopper.DIMS_BACKWARD = ()
     try:
         yield
     finally:
-        HOPPER_FORWARD.DIMS, hopper.DIMS_BACKWARD = before
+        hopper.DIMS, hopper_forward_tiles.DIMS, hopper.DIMS_BACKWARD = before
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], ids=str)

@@ -55,7 +55,7 @@ FEATURES = {
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever `launch` chooses, these tests are of this kernel."""
-    monkeypatch.setattr(launch, "HOPPER_FORWARD", hopper)
+    monkeypatch.setattr(launch, "hopper_forward", hopper)
 
 
 def call(length: int = 1000, dim: int = 64, seed: int = 0, device: str = "cuda", **how: Any) -> Call:
@@ -106,7 +106,7 @@ def test_no_worse_than_the_portable_kernel(name: str, dim: int, dtype: torch.dty
 @on_hopper
 @pytest.mark.parametrize("how", [{}, {"right": 0}, {"left": 100, "right": 20}], ids=str)
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_packed_sequences_have_the_bits_they_have_alone(dim: int, how: dict[str, int]) -> None:
+def test_packed_sequences_have_the_bits_they_have_alone(dim: int, how: dict[str, Any]) -> None:
     lengths = torch.tensor([0, 0, 1000, 1064, 1065, 1500], device="cuda", dtype=torch.int32)
     packed = call(1500, dim, cu_seqlens_q=lengths, cu_seqlens_k=lengths, **how)
     together = launch.forward(packed)[0]
@@ -120,7 +120,7 @@ def test_packed_sequences_have_the_bits_they_have_alone(dim: int, how: dict[str,
 @pytest.mark.parametrize("how", [{}, {"right": 0}, {"left": 100, "right": 20}], ids=str)
 @pytest.mark.parametrize("length", [64, 130, 1000])
 def test_the_number_of_consumers_changes_no_bit(
-    monkeypatch: pytest.MonkeyPatch, length: int, how: dict[str, int]
+    monkeypatch: pytest.MonkeyPatch, length: int, how: dict[str, Any]
 ) -> None:
     this = call(length, **how)
     shape = hopper.shape_of(this)
