@@ -1,0 +1,157 @@
+"""What compiled kernels look like, read without a GPU: Triton brings ptxas and nvdisasm."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import KernelInterface
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_UNIFORM = re.compile(r"\bUR(\d+)\b")
+_GUARD = re.compile(r"^@!?U?P\w+\s+")
+_WRITES = re.compile(r"U(?!TMA|BLKCP|CGABAR)[A-Z]|R2UR|S2UR|VOTEU|REDUX|LDCU")
+
+
+class _Offline:
+    """As much of a driver as compiling for an H100 or H200 takes."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+@contextmanager
+def compiling() -> Iterator[list[Any]]:
+    """Inside, kernels are compiled for Hopper instead of launched; they are added to the list."""
+    kernels: list[Any] = []
+
+    def launch(self: Any, grid: Any) -> Any:
+        return lambda *args, **kwargs: kernels.append(self.run(*args, grid=grid, warmup=True, **kwargs))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KernelInterface, "__getitem__", launch)
+        patch.setattr(driver, "_active", _Offline())
+        yield kernels
+
+
+class Code(NamedTuple):
+    """Of one kernel."""
+
+    instructions: list[str]
+    targets: list[list[int]]
+    """Of each instruction, those that may follow it."""
+
+
+def code_of(kernel: Any) -> Code:
+    """The machine code."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(kernel.asm["cubin"])
+        listing = subprocess.run(
+            [TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True
+        ).stdout  # fmt: skip
+    return read(listing)
+
+
+def read(listing: str) -> Code:
+    """A listing of nvdisasm's."""
+    labels: dict[str, int] = {}
+    instructions: list[str] = []
+    for line in listing.splitlines():
+        if label := re.match(r"\s*(\.L\w+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
+            instructions.append(found[1])
+    targets = []
+    for i, text in enumerate(instructions):
+        bare = _GUARD.sub("", text)
+        after = [i + 1]
+        if bare.startswith(("BRA", "EXIT", "RET")):
+            always = bare == text and not re.match(r"BRA\S*\s+!?U?P\d", bare) and "BRA.DIV" not in bare
+            after = [] if always else after
+        if bare.startswith(("BRA", "CALL")):
+            after += [labels[name] for name in re.findall(r"`\((\.L\w+)\)", bare) if name in labels]
+        targets.append([each for each in after if each < len(instructions)])
+    return Code(instructions, targets)
+
+
+def unset(code: Code) -> list[str]:
+    """Instructions that read a uniform register which some way to them has not set.
+
+    ptxas 12.9 has made such code of two products in the two arms of an `if`.
+    """
+    uses = [_registers(text) for text in code.instructions]
+    known: list[frozenset[int] | None] = [None] * len(uses)
+    known[0] = frozenset()
+    left = [0]
+    while left:
+        i = left.pop()
+        before = known[i]
+        assert before is not None
+        after = before | uses[i][0]
+        for target in code.targets[i]:
+            now = known[target]
+            meeting = after if now is None else now & after
+            if meeting != now:
+                known[target] = meeting
+                left.append(target)
+    return [
+        text
+        for text, (_, read), before in zip(code.instructions, uses, known, strict=True)
+        if before is not None and read - before
+    ]
+
+
+def _registers(text: str) -> tuple[set[int], set[int]]:
+    """Uniform registers that it writes, and that it reads."""
+    bare = _GUARD.sub("", text)
+    name, _, rest = bare.partition(" ")
+    operands = rest.split(",")
+    if "GMMA" in name:
+        read = set()
+        for first in re.findall(r"gdesc\[UR(\d+)\]", rest):  # two descriptors; one, if A is in registers
+            in_registers = re.match(r"\s*R\d+, R\d+, gdesc", rest) is not None
+            read |= {int(first) + i for i in range(2 if in_registers else 0, 4)}
+        return set(), read
+    if _WRITES.match(name) and _UNIFORM.search(operands[0]):
+        first = int(_UNIFORM.findall(operands[0])[0])
+        wide = {first + 1} if re.search(r"64|WIDE", name) else set()
+        return {first} | wide, {int(x) for x in _UNIFORM.findall(",".join(operands[1:]))}
+    return set(), {int(x) for x in _UNIFORM.findall(rest)}
+
+
+def loops(code: Code) -> list[list[str]]:
+    """Innermost loops that multiply matrices."""
+    spans = [(to, i) for i, after in enumerate(code.targets) for to in after if to <= i]
+    found = []
+    for first, last in spans:
+        inside = any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans)
+        body = code.instructions[first : last + 1]
+        if not inside and any("GMMA" in text for text in body):
+            found.append(body)
+    return found
+
+
+def complaints(kernel: Any) -> list[str]:
+    """ptxas's about the pipeline of products ("serialized")."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(kernel.asm["ptx"])
+        command = [TOOLS / "ptxas", "-v", "--gpu-name=sm_90a", path, "-o", Path(folder) / "kernel.cubin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [line for line in (told.stdout + told.stderr).splitlines() if "serialized" in line]
