@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from assay import deviation, flash_attention, golden_attention
-from assay.flash import hopper, ops
+from assay.flash import hopper, hopper_forward_tiles, ops
 from tests.flash.cases import CASES, Case, Drawn, by_operator, check_against_plain, largest, theirs
 from tests.flash.gpu_inputs import inputs
 
@@ -47,6 +47,7 @@ LARGE = {
         "bias": Case(queries=130, keys=200, bias=(1, 1, 1, 1)),
         "bias, causal": Case(queries=130, keys=200, bias=(1, 1, 1, 1), causal=True),
         "packed": Case(packed=((200, 200), (0, 7), (77, 140), (1, 300), (130, 130)), causal=True),
+        "packed, full": Case(packed=((200, 200), (0, 7), (77, 140), (1, 300), (130, 130))),
         "dropout": Case(queries=150, keys=150, dropout=0.3),
         "transposed": Case(queries=300, keys=300, transposed=True, causal=True),
     }.items()
@@ -126,12 +127,12 @@ def test_any_scale(scale: float, dim: int) -> None:
 @contextmanager
 def portable() -> Iterator[None]:
     """Our Triton kernels in place of the Hopper ones."""
-    before = hopper.DIMS, hopper.DIMS_BACKWARD
-    hopper.DIMS = hopper.DIMS_BACKWARD = ()
+    before = hopper.DIMS, hopper_forward_tiles.DIMS, hopper.DIMS_BACKWARD
+    hopper.DIMS = hopper_forward_tiles.DIMS = hopper.DIMS_BACKWARD = ()
     try:
         yield
     finally:
-        hopper.DIMS, hopper.DIMS_BACKWARD = before
+        hopper.DIMS, hopper_forward_tiles.DIMS, hopper.DIMS_BACKWARD = before
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
