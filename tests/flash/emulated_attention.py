@@ -1,0 +1,255 @@
+"""Run the Hopper kernels on the emulator of tests/gluon, through the library's own host code, and hold them to FP64.
+
+A program of its own, since it answers for CUDA: `emulated_attention SOURCES WHAT CASES`, where SOURCES is the folder
+that holds the package. Case i of a kind is always the same one, inputs and interleaving.
+
+The bounds count roundings. `u` is the largest relative error of one: 2⁻⁸ of bf16, 2⁻¹¹ of FP16, 2⁻²⁴ of FP32, 2⁻⁴ of
+E4M3. Smaller numbers than the least normal one have the absolute error `least` of half their spacing.
+- Output: P is rounded once, so u·P|V|, and the output once more.
+- dV: P is rounded once, u·Pᵀ|dO|. dQ, dK: dS = P·(dO·Vᵀ − Σ O·dO) is rounded once, and its O was rounded when it was
+  stored: 2u of the same sum of absolute values. All are rounded when they are stored.
+- FP32: a score is a sum of D products, |error| ≤ (D + 8)·2⁻²⁴ of the sum of their absolute values, the 8 for what is
+  done to it afterwards. P errs by as much in its numerator and its denominator. Other sums have D_v or `keys` terms.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.flash.emulated_calls import (
+    Random,
+    described,
+    loader_of,
+    pretend_hopper,
+    random_call,
+    random_length,
+    random_tensor,
+    spoil,
+)
+from tests.flash.reference import reference_attention
+from tests.gluon.errors import options, stats
+
+Case = tuple[str, Callable[[], None]]
+"""What it is, and a function that raises AssertionError where it is wrong."""
+FORWARD_DIMS = [
+    (128, 128),
+    (256, 256),
+    (100, 128),
+    (128, 64),
+    (192, 128),
+    (64, 128),
+    (256, 128),
+    (200, 136),
+    (100, 100),
+]
+BACKWARD_DIMS = [(64, 64), (128, 128), (128, 128), (100, 100), (120, 128), (64, 40), (256, 256)]
+FP32 = 2.0**-24
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+LEAST = {torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
+"""bf16 has the exponents of FP32, whose exp2 gives 0 for what is below the least normal number."""
+
+
+def close(name: str, got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor | float) -> None:
+    far = ~((got == want) | ((got.double() - want).abs() <= bound))
+    assert not far.any(), f"{name}: {int(far.sum())} of {far.numel()} too far, at first {_first(far, got, want)}"
+
+
+def _first(far: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> str:
+    at = tuple(far.nonzero()[0].tolist())
+    return f"{at}: {got[at].item()}, should be {want[at].item()}"
+
+
+def truth(call: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the call's options, in FP64."""
+    return reference_attention(
+        q,
+        k,
+        v,
+        scale=call.scale,
+        window=(call.left, call.right),
+        softcap=call.softcap,
+        alibi_slopes=call.slopes,
+        sinks=call.sinks,
+        cu_seqlens_q=call.cu_seqlens_q,
+        cu_seqlens_k=call.cu_seqlens_k,
+    )
+
+
+def score_error(call: Any, q: torch.Tensor, k: torch.Tensor) -> float:
+    """The largest absolute error of a score that FP32 can make."""
+    k = k.nan_to_num().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    largest = float((q.abs() @ k.abs().mT).max()) * abs(call.scale)
+    if call.slopes is not None:
+        largest += float(call.slopes.max()) * max(q.shape[2], k.shape[2])
+    if call.sinks is not None:
+        largest += float(call.sinks.abs().max())
+    return (q.shape[3] + 8) * FP32 * (largest + (call.softcap or 0))
+
+
+def by_query_head(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def without(x: torch.Tensor, starts: torch.Tensor | None, skipped: int | None) -> torch.Tensor:
+    """A copy with zeros for a sequence that is not looked at."""
+    x = x.clone()
+    if skipped is not None and starts is not None:
+        x[:, :, int(starts[skipped]) : int(starts[skipped + 1])] = 0
+    return x
+
+
+def forward(rng: Random, root: str) -> Case | None:
+    launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
+    launch._few_queries = lambda call: False
+    call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
+    skipped = spoil(rng, call)
+
+    def check() -> None:
+        out, lse = (without(x, call.cu_seqlens_q, skipped) for x in launch.forward(call))
+        q, k, v = (x.double() for x in (call.q, call.k, call.v))
+        want, want_lse, spread = (
+            without(x, call.cu_seqlens_q, skipped) for x in (*truth(call, q, k, v), truth(call, q, k, v.abs())[0])
+        )
+        u, least = ROUNDING[call.q.dtype], LEAST[call.q.dtype]
+        error, keys = score_error(call, q, k), k.shape[2]
+        relative = (1 + u) * (u + 2 * error + 2 * (keys + 8) * FP32)
+        values = by_query_head(v.nan_to_num().abs().sum(2, keepdim=True), q)
+        close("out", out, want, relative * spread + u * want.abs() + least * (1 + values))
+        close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
+
+    return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper.takes(call) else None
+
+
+def backward(rng: Random, root: str) -> Case | None:
+    launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
+    dims = BACKWARD_DIMS[rng.integers(len(BACKWARD_DIMS))]
+    call = random_call(rng, launch.Call, dims, most=300, deterministic=bool(rng.random() < 0.3))
+    if not any(f(call) for name, f in vars(launch.hopper).items() if name.startswith("takes_backward")):
+        return None  # only Triton's own kernels would run
+    dout = random_tensor(rng, *call.q.shape[:3], call.v.shape[3], call.q.dtype)
+    dlse = torch.randn(call.q.shape[:3]) if rng.random() < 0.3 else None
+    skipped = spoil(rng, call)
+
+    def check() -> None:
+        inputs = [x.double().requires_grad_() for x in (call.q, call.k, call.v)]
+        out, lse = truth(call, *inputs)
+        slopes = dout.double(), torch.zeros_like(lse) if dlse is None else dlse.double()
+        wants = torch.autograd.grad((out, lse), inputs, slopes)
+        out, lse = out.detach(), lse.detach()
+        got = launch.backward(call, out.to(call.q.dtype), lse.float(), dout, dlse, False)
+        bounds = gradient_bounds(call, out, lse, *slopes)
+        u = ROUNDING[call.q.dtype]
+        for name, mine, want, bound in zip("qkv", (got.q, got.k, got.v), wants, bounds, strict=True):
+            starts = call.cu_seqlens_q if name == "q" else call.cu_seqlens_k
+            mine, want, bound = (without(x, starts, skipped) for x in (mine, want, bound))
+            close(f"d{name}", mine, want, bound + u * want.abs())
+
+    return f"{described(call)}, dlse {dlse is not None}, NaN in {skipped}", check
+
+
+def gradient_bounds(
+    call: Any, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the errors of dQ, dK and dV before they are stored."""
+    q, k, v = (x.double() for x in (call.q, call.k, call.v))
+    u, least, keys, queries = ROUNDING[call.q.dtype], LEAST[call.q.dtype], k.shape[2], q.shape[2]
+    p = truth(call, q, k, torch.eye(keys, dtype=torch.float64).expand(*k.shape[:2], keys, keys))[0].nan_to_num()
+    heads_k, heads_v = (by_query_head(x.nan_to_num().abs(), q) for x in (k, v))
+    delta = (out.nan_to_num() * dout).abs().sum(3, keepdim=True) + dlse.abs()[..., None]
+    ds = p * (dout.abs() @ heads_v.mT + delta)
+    largest_lse = float(lse.nan_to_num(neginf=0).abs().max())
+    single = 2 * score_error(call, q, k) + (2 * largest_lse + keys + call.q.shape[1] * queries + v.shape[3] + 16) * FP32
+    scale, small = abs(call.scale), least * max(1, abs(call.scale))
+
+    def of_heads(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(1, (k.shape[1], -1)).sum(2)
+
+    twice, once = (1 + u) * (2 * u + single), (1 + u) * (u + single)
+    dq = twice * scale * (ds @ heads_k) + small * (1 + heads_k.sum(2, keepdim=True))
+    dk = twice * scale * (ds.mT @ q.abs()) + small * (1 + q.abs().sum(2, keepdim=True))
+    dv = once * (p.mT @ dout.abs()) + least * (1 + dout.abs().sum(2, keepdim=True))
+    return dq, of_heads(dk), of_heads(dv)
+
+
+def fp8(rng: Random, root: str) -> Case:
+    """P is E4M3 of at most 2⁸, least spacing 2⁻⁹, in units of the largest scale of V."""
+    loader = loader_of(root, int(rng.integers(1, 4)))
+    launch, quantisation, call_type = (loader.load(f"assay.flash.{x}") for x in ("fp8_launch", "fp8", "call"))
+    dim, most = int(rng.choice([64, 128, 256, 100])), 400
+    kv_heads, group, batch = int(rng.integers(1, 3)), int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    queries = random_length(rng, most)
+    keys = queries if rng.random() < 0.5 else random_length(rng, most)
+    dtype = (torch.bfloat16, torch.float16)[rng.integers(2)]
+    kind = ("full", "causal", "window", "left")[rng.integers(4)]
+    call = call_type.Call(
+        q=random_tensor(rng, batch, kv_heads * group, queries, dim, dtype),
+        k=random_tensor(rng, batch, kv_heads, keys, dim, dtype),
+        v=random_tensor(rng, batch, kv_heads, keys, dim, dtype),
+        scale=float(dim**-0.5 * rng.choice([1, 1, -1, 2])),
+        left=int(rng.choice([0, 50, 128, 200])) if kind in ("window", "left") else None,
+        right=0 if kind == "causal" else int(rng.choice([0, 1, 30])) if kind == "window" else None,
+        softcap=30.0 if rng.random() < 0.2 else None,
+        sinks=torch.randn(kv_heads * group) if rng.random() < 0.25 else None,
+    )
+    how = quantisation.FP8(
+        two_level=bool(rng.random() < 0.5),
+        rotate=bool(rng.random() < 0.3),
+        scaling=str(rng.choice(["block", "head", "tensor"])),
+    )
+
+    def quantized(x: torch.Tensor, rotate: bool) -> Any:
+        """In plain torch. Rotated by the kernel: a sum in another order may round to another 8-bit number."""
+        return launch.quantize(x, how, True) if rotate else quantisation._quantize_plainly(x, how, False)
+
+    def check() -> None:
+        asked = call.q, call.k, call.v, call.sinks, call.scale, call.left, call.right, call.softcap
+        out, lse = launch.forward(*asked, how)
+        q, k = (quantized(x, how.rotate).dequantized().double() for x in (call.q, call.k))
+        values = quantized(call.v, False)
+        v = values.dequantized().double()[..., :dim]
+        want, want_lse = truth(call, q, k, v)
+        spread = truth(call, q, k, v.abs())[0]
+        error, u = score_error(call, q, k), ROUNDING[dtype]
+        relative = (1 + u) * (2.0**-4 + 2 * error + 2 * (keys + 8) * FP32)
+        least = 2.0 ** -(8 + 9 + 1) * values.scales.amax(2)[..., None, None].double()
+        lost = by_query_head(least * values.values.double().abs().sum(2, keepdim=True)[..., :dim], q)
+        close("out", out, want, relative * spread + u * want.abs() + (1 + u) * lost + LEAST[dtype])
+        close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
+
+    return f"{described(call)}, {how}", check
+
+
+KINDS: dict[str, Callable[[Random, str], Case | None]] = {"forward": forward, "backward": backward, "fp8": fp8}
+
+
+def main(root: str, kind: str, cases: int) -> None:
+    """So many cases; ends at the first that fails. Prints how much that was."""
+    torch.set_num_threads(1)
+    pretend_hopper()
+    done = 0
+    for number in count():
+        if done == cases:
+            break
+        options.seed = number * 101
+        torch.manual_seed(number)
+        case = KINDS[kind](np.random.default_rng([number]), root)
+        if case is None:  # the Hopper kernels do not take it
+            continue
+        try:
+            case[1]()
+        except Exception as error:
+            error.add_note(f"{kind}, case {number}: {case[0]}")
+            raise
+        done += 1
+    print(f"{done} cases")
+    assert stats["launches"] >= cases
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
