@@ -52,12 +52,12 @@ def attention(
             or _in_autocast()
             or not _flash_is_on()
             or _transforms() is not None
-            or (of_k[2] < VECTOR and not is_finite(q, k))
         ):
             return None
         if bias is None:
-            return _attend(q, k, v, None, 0.0, causal, scale=scale)
-        if causal or not _is_plain(bias, shape, of_k, dtype) or is_watched():
+            out = _attend(q, k, v, None, 0.0, causal, scale=scale)
+            return out if of_k[2] >= VECTOR or out.all() else None  # a row of 0 may be one of NaN
+        if causal or of_k[2] < VECTOR or not _is_plain(bias, shape, of_k, dtype) or is_watched():
             return None
         recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         if recorded and not is_finite(k, v):
