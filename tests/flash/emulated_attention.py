@@ -89,7 +89,7 @@ def score_error(call: Any, q: torch.Tensor, k: torch.Tensor) -> float:
         largest += float(call.slopes.max()) * max(q.shape[2], k.shape[2])
     if call.sinks is not None:
         largest += float(call.sinks.abs().max())
-    return (q.shape[3] + 8) * FP32 * (largest + (call.softcap or 0))
+    return (q.shape[3] + 8) * FP32 * (largest + float(call.softcap or 0))
 
 
 def by_query_head(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,8 @@ def backward(rng: Random, root: str) -> Case | None:
     call = random_call(rng, launch.Call, dims, most=300, deterministic=bool(rng.random() < 0.3))
     if not any(f(call) for name, f in vars(launch.hopper).items() if name.startswith("takes_backward")):
         return None  # only Triton's own kernels would run
-    dout = random_tensor(rng, *call.q.shape[:3], call.v.shape[3], call.q.dtype)
+    batch, heads, queries = call.q.shape[:3]
+    dout = random_tensor(rng, batch, heads, queries, call.v.shape[3], call.q.dtype)
     dlse = torch.randn(call.q.shape[:3]) if rng.random() < 0.3 else None
     skipped = spoil(rng, call)
 
@@ -168,7 +169,8 @@ def gradient_bounds(
     scale, small = abs(call.scale), least * max(1, abs(call.scale))
 
     def of_heads(x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(1, (k.shape[1], -1)).sum(2)
+        parts: torch.Tensor = x.unflatten(1, (k.shape[1], -1))
+        return parts.sum(2)
 
     twice, once = (1 + u) * (2 * u + single), (1 + u) * (u + single)
     dq = twice * scale * (ds @ heads_k) + small * (1 + heads_k.sum(2, keepdim=True))
