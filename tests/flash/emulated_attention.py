@@ -84,7 +84,7 @@ def truth(call: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple
 def score_error(call: Any, q: torch.Tensor, k: torch.Tensor) -> float:
     """The largest absolute error of a score that FP32 can make."""
     k = k.nan_to_num().repeat_interleave(q.shape[1] // k.shape[1], 1)
-    largest = float((q.abs() @ k.abs().mT).max()) * abs(call.scale)
+    largest = float((q.abs() @ k.abs().mT).max()) * abs(float(call.scale))
     if call.slopes is not None:
         largest += float(call.slopes.max()) * max(q.shape[2], k.shape[2])
     if call.sinks is not None:
