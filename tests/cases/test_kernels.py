@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from assay.cases.attention.kernels import _fa2_splits
+from assay import Plan
+from assay.cases.attention.kernels import OURS, _fa2_splits
 
 H200_SLOTS = 2 * 132
 
@@ -22,3 +23,17 @@ H200_SLOTS = 2 * 132
 )
 def test_fa2_splits_the_keys_where_the_gpu_would_be_idle(programs: int, blocks: int, splits: int) -> None:
     assert _fa2_splits(programs, H200_SLOTS, blocks) == splits
+
+
+def test_perturbed_kernels_say_what_they_change() -> None:
+    names = [kernel.name for kernel in OURS]
+    assert len(set(names)) == len(names)
+    assert names[:2] == ["assay", "assay: row_sum in the input format"]
+    by_name = {kernel.name: kernel for kernel in OURS}
+    exact = by_name["assay: probabilities in fp32"]
+    assert exact.formats == ("bf16", "fp16")
+    assert exact.plan("bf16") == Plan.shipped("bf16").replace(
+        probabilities="fp32", name="shipped bf16, probabilities in fp32"
+    )
+    tiles = by_name["assay: tiles of 64 × 32"]
+    assert tiles.plan("fp16") == Plan.shipped("fp16").replace(name="shipped fp16, tiles of 64 × 32")

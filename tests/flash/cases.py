@@ -11,7 +11,7 @@ import torch
 
 from assay.flash import cpu, ops
 from assay.flash.call import Call
-from assay.flash.cpu_dropout import kept
+from assay.flash.cpu_dropout import philox
 from assay.flash.layout import empty_gradient, empty_output
 
 from .reference import reference_attention
@@ -121,9 +121,10 @@ class Drawn:
         masks = []
         for b in batches:
             queries, keys = self.lengths[b] if case.packed else self.lengths[0]
-            heads = b * case.heads[0] + torch.arange(case.heads[0])[None]
-            mask = kept(self.seed.cpu(), heads, torch.arange(queries), torch.arange(keys), case.dropout)
-            masks.append(mask.to(self.q.device))
+            heads = b * case.heads[0] + torch.arange(case.heads[0])[None, :, None, None]
+            counter = (torch.arange(keys), torch.arange(queries)[:, None], heads, torch.zeros(keys, dtype=torch.int64))
+            word = philox(counter, (int(self.seed) & 0xFFFFFFFF, int(self.seed) >> 32 & 0xFFFFFFFF))[0]
+            masks.append((word >= int(case.dropout * 2**32)).to(self.q.device))
         return masks if case.packed else torch.cat(masks)
 
 

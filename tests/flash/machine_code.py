@@ -152,6 +152,6 @@ def complaints(kernel: Any) -> list[str]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(kernel.asm["ptx"])
-        command = [TOOLS / "ptxas", "-v", "--gpu-name=sm_90a", path, "-o", Path(folder) / "kernel.cubin"]
+        command = [str(TOOLS / "ptxas"), "-v", "--gpu-name=sm_90a", str(path), "-o", f"{folder}/kernel.cubin"]
         told = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line for line in (told.stdout + told.stderr).splitlines() if "serialized" in line]

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from assay.flash import cpu, cpu_aten, cpu_tiles
 from assay.flash.call import Call
-from assay.flash.cpu_dropout import kept, philox
+from assay.flash.cpu_dropout import Dropout, philox
 
 from .cases import CASES, WHOLE, Case, Drawn, check_against_plain, error, largest, ours, theirs
 
@@ -182,14 +182,14 @@ def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, int], wo
 
 def test_dropout_counts_key_row_head() -> None:
     seed, heads = torch.tensor(-(2**50) + 77), torch.tensor([[3, 4], [9, 10]])
-    mask = kept(seed, heads, torch.arange(5, 12), torch.arange(100, 120), 0.4)
+    mask = Dropout(seed, 0.4).kept(heads, torch.arange(5, 12), torch.arange(100, 120))
     assert mask.shape == (2, 2, 7, 20)
     key = (int(seed) & 0xFFFFFFFF, int(seed) >> 32 & 0xFFFFFFFF)
     for b, h, i, j in ((0, 0, 0, 0), (0, 1, 3, 19), (1, 0, 6, 2), (1, 1, 1, 11)):
         counter = [torch.tensor([x]) for x in (100 + j, 5 + i, int(heads[b, h]), 0)]
         word = int(philox((counter[0], counter[1], counter[2], counter[3]), key)[0])
         assert bool(mask[b, h, i, j]) == (word >= int(0.4 * 2**32))
-    many = kept(seed, torch.arange(4), torch.arange(256), torch.arange(256), 0.4)
+    many = Dropout(seed, 0.4).kept(torch.arange(4), torch.arange(256), torch.arange(256))
     assert abs(many.float().mean().item() - 0.6) < 5 * (0.24 / many.numel()) ** 0.5
 
 

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from assay.flash import fp8_launch, hopper, launch
+from assay.flash import fp8_launch, hopper, hopper_forward_tiles, launch
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
 from tests.flash.machine_code import code_of, compiling, complaints, loops, read, unset
@@ -41,10 +41,11 @@ BROKEN = """
 def on_hopper() -> Iterator[list[Any]]:
     """Calls on CPU tensors go where those on an H200's would, and are compiled only."""
     with pytest.MonkeyPatch.context() as patch, compiling() as kernels:
-        patch.setattr(hopper, "_can", lambda call, dims: max(call.q.shape[3], call.v.shape[3]) in dims)
-        patch.setattr(hopper, "_processors", lambda index: 132)
+        patch.setattr(hopper, "can", lambda call, dims: max(call.q.shape[3], call.v.shape[3]) in dims)
+        patch.setattr(hopper, "processors", lambda index: 132)
         patch.setattr(fp8_launch, "_processors", lambda index: 132)
-        patch.setattr(hopper, "_places", hopper._count_places)
+        patch.setattr(hopper, "places", hopper._count_places)
+        patch.setattr(hopper_forward_tiles, "_counter", lambda device: torch.zeros(1, dtype=torch.int32))
         yield kernels
 
 
@@ -70,6 +71,18 @@ def test_attention(dim: int, name: str) -> None:
     gluon = [kernel for kernel in kernels if "hopper" in kernel.name or "large" in kernel.name]
     assert len(gluon) == {64: 3, 128: 4, 256: 5}[dim]
     check(gluon, full=call.slopes is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CASES, "short"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_two_or_three_consumers(monkeypatch: pytest.MonkeyPatch, dim: int, name: str) -> None:
+    case = CASES.get(name, Case(queries=300, keys=300, causal=True))
+    monkeypatch.setattr(launch, "hopper_forward", hopper_forward_tiles)
+    with on_hopper() as kernels:
+        launch.forward(Drawn(replace(case, dims=(dim, dim), batch=1), torch.bfloat16).call())
+    assert [kernel.name for kernel in kernels] == ["attention_forward_tiles"]
+    check(kernels)
 
 
 @pytest.mark.slow

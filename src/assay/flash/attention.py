@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.flash import batching as _batching  # noqa: F401  (teaches the operator vmap)
-from assay.flash import checks, cpu_plain
+from assay.flash import checks, cpu_plain, cpu_quick
 from assay.flash import fp8 as eight_bits
 from assay.flash.fp8 import FP8
 from assay.flash.numerics import Numerics
@@ -66,7 +66,8 @@ def flash_attention(  # type: ignore[misc]
             False hides.
         rotary: `Rotary(cos, sin)`: q and k are rotated first, by position.
         dropout_p: The share of probabilities that is dropped.
-        dropout_seed: Makes dropout repeatable; None: drawn from torch's generator.
+        dropout_seed: Makes dropout repeatable, the same on CPU and CUDA; None: drawn from torch's generator (on the CPU
+            a short call's whole mask).
         cu_seqlens_q: (sequences + 1,): the inputs hold sequences one after the other, (1, heads, all lengths, D), each
             attending within itself; these are their first queries, and the total.
         cu_seqlens_k: The same for the keys; None: as the queries.
@@ -78,8 +79,17 @@ def flash_attention(  # type: ignore[misc]
         fp8: True, or an `FP8`: q, k and v are quantised to 8 bits first. On Hopper they are multiplied so, at up to
             twice the rate; elsewhere as the same numbers in more bits. Forward only.
 
-    Rows that see no key give 0, an LSE of −inf and no gradient. Gradients of gradients are refused.
+    Rows that see no key give 0, an LSE of −inf and no gradient. Gradients of gradients are refused, but where a short
+    call on the CPU is torch's, which has them.
     """
+    plain = (
+        window is None and softcap is None and alibi_slopes is None and sinks is None and rotary is None
+        and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse and not fp8
+    )  # fmt: skip
+    if plain and dropout_p == 0:
+        out = cpu_quick.attention(q, k, v, causal, scale, bias)
+        if out is not None:
+            return out
     q, k, v = in_autocast_dtype(q, k, v)
     checks.check_qkv(q, k, v)
     left, right = checks.check_window(window, causal)
@@ -87,10 +97,10 @@ def flash_attention(  # type: ignore[misc]
         if cu_seqlens_q is not None:
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
         bias = checks.check_bias(bias, q, k)
-    special = (left, softcap, alibi_slopes, sinks, rotary, cu_seqlens_q, cu_seqlens_k, numerics, fp8 or None)
-    plain = not return_lse and dropout_p == 0 and all(x is None for x in special)
-    if plain and cpu_plain.takes(q, k, v, right, bias):
-        return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
+    if plain and dropout_seed is None:
+        out = attend_plainly(q, k, v, right, scale, bias, dropout_p, short=not batch_invariant)
+        if out is not None:
+            return out
     cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)
     sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if alibi_slopes is not None:
@@ -119,6 +129,30 @@ def flash_attention(  # type: ignore[misc]
         fp8=None if fp8 is None or fp8 is False else eight_bits.check_inputs(fp8, q, k, v),
     )
     return (out, lse) if return_lse else out
+
+
+def attend_plainly(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    right: int | None,
+    scale: float | None,
+    bias: Tensor | None,
+    dropout_p: float,
+    *,
+    short: bool = True,
+) -> Tensor | None:
+    """The output for checked q, k, v, bias where torch gives what we promise; else None.
+
+    `short`: Also where it depends on the number of scores, with it on the batch.
+    """
+    if dropout_p == 0 and cpu_plain.takes(q, k, v, right, bias):
+        return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
+    if short and not q.is_cuda:
+        checks.check_number("dropout_p", dropout_p, 0, 1)
+        if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):
+            return cpu_plain.attend_short(q, k, v, right, checked_scale(scale, q), bias, dropout_p)
+    return None
 
 
 def attend(

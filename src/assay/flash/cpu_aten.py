@@ -2,12 +2,14 @@
 
 Its output and LSE are right for any lengths, heads (GQA too) and masks, but for these: it divides by zero when a
 length is 0; it takes no strides in the last dimension and one head dimension only; its causal mask begins at the top
-left; a row that sees nothing has the LSE 0; −inf in its mask does not hide a NaN; its backward sums dK and dV up in
+left; a row that sees nothing has the LSE 0, and so has a row of NaN over fewer keys than a vector holds, whose output
+it makes 0; −inf in its mask does not hide a NaN; its backward sums dK and dV up in
 the dtype of K, block by block over the queries and over a group's heads.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -20,6 +22,8 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 ROWS = 2048
 """Rows that a bf16 backward may take at once: summed up in bf16, a gradient loses more the more blocks it is of."""
+VECTOR = 16
+"""Numbers that a vector of the CPU holds at most: over fewer keys the kernel takes a row of NaN for a hidden one."""
 
 
 def takes(call: Call) -> bool:
@@ -28,7 +32,14 @@ def takes(call: Call) -> bool:
     lengths = (call.q.numel(), call.k.numel())
     if call.dropout or any(x is not None for x in special) or not all(lengths):
         return False
-    return call.q.shape[-1] == call.v.shape[-1] and _band(call) is not None
+    if call.q.shape[-1] != call.v.shape[-1] or _band(call) is None:
+        return False
+    return call.k.shape[2] >= VECTOR or is_finite(call.q, call.k)
+
+
+def is_finite(*tensors: torch.Tensor) -> bool:
+    """Whether there is no NaN and no infinity; an overflow of the sum is taken for one."""
+    return math.isfinite(sum(x.detach().sum().item() for x in tensors))
 
 
 def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:

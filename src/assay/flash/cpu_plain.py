@@ -5,12 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.functional import pad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from assay.flash.cpu_aten import ROWS
+from assay.flash.cpu_aten import ROWS, VECTOR, is_finite
 from assay.flash.library import in_forward_mode
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_sdpa = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
+
+SCORES = 1 << 20
+"""Scores that a short call has at most: written out they take 4 MB, and SDPA keeps a few times that."""
+DROPOUT_SCORES = 1 << 22
+"""The same for dropout: our blocks make the mask that CUDA makes, in twice the time of everything else."""
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | None = None) -> bool:
@@ -18,10 +25,14 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
 
     Its causal mask begins at the top left, as the drop-in's does, and ours for as many queries as keys; in bf16 its
     backward sums dK and dV up in bf16, over blocks of rows and over a group's heads; in fp16 it is slow; it takes no
-    empty tensors, and one head dimension. It takes a mask or a bias without a gradient, not together with causal; under
-    it a NaN in a hidden key reaches every row, so there the keys are looked at.
+    empty tensors, and one head dimension: zeros make two of them one, which pays without backward and up to twice the
+    smaller. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in a hidden key
+    reaches every row, so there the keys are looked at, or the output: 0 · NaN is NaN. Over a few keys it makes 0 of a
+    NaN, so q and k are looked at.
     """
-    if q.device.type != "cpu" or q.shape[3] != v.shape[3] or not (q.shape[2] and k.shape[2] and q.shape[0]):
+    if q.device.type != "cpu" or not (q.shape[2] and k.shape[2] and q.shape[0]):
+        return False
+    if q.shape[3] != v.shape[3] and (_ratio(q, v) > 2 or _recorded(q, k, v)):
         return False
     if right is not None and right != q.shape[2] - k.shape[2]:
         return False
@@ -29,7 +40,45 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
         return False
     if q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and _recorded(q, k, v) and not _short(q, k)):
         return False
-    return bias is None or (right is None and _harmless(bias, k, v))  # the costly question last
+    if bias is not None and (right is not None or not _harmless(bias, q, k, v)):  # the costly questions last
+        return False
+    return is_watched(q, k, v) or k.shape[2] >= VECTOR or is_finite(q, k)
+
+
+def takes_short(
+    q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | None = None, dropout: float = 0.0
+) -> bool:
+    """Whether SDPA writes the scores of this call out, and they are so few that this is faster than our blocks.
+
+    It does for two head dimensions, for a bias with a gradient and for dropout, in FP32 inside. The rest as in `takes`.
+    """
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if q.device.type != "cpu" or not 0 < scores <= (DROPOUT_SCORES if dropout > 0 else SCORES):
+        return False
+    if right is not None and (bias is not None or right != q.shape[2] - k.shape[2]):
+        return False
+    if not (dropout > 0 or q.shape[3] != v.shape[3] or (bias is not None and _recorded(bias))) or in_forward_mode():
+        return False
+    if bias is not None and bias.dtype not in (torch.bool, k.dtype):
+        return False
+    if is_watched(q, k, v) or not _sdpa_is_math():
+        return False
+    return not (_hides(right, bias) and _recorded(q, k, v)) or is_finite(k, v)
+
+
+def attend_short(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    right: int | None,
+    scale: float | None,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor | None:
+    """The output, by SDPA; dropout draws from torch's generator. None if a hidden key may have reached it."""
+    grouped = q.shape[1] != k.shape[1]
+    out: Tensor = _sdpa(q, k, v, bias, dropout, right is not None, scale=scale, enable_gqa=grouped)
+    return out if not _hides(right, bias) or _recorded(q, k, v) or is_finite(out) else None
 
 
 def _recorded(*tensors: Tensor) -> bool:
@@ -43,21 +92,55 @@ def _short(q: Tensor, k: Tensor) -> bool:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float | None, bias: Tensor | None = None
-) -> Tensor:
-    """The output, by the kernel behind SDPA: which one that is must not depend on the caller's switches."""
+) -> Tensor | None:
+    """The output, by the kernel behind SDPA: which one that is must not depend on the caller's switches.
+
+    A call by SDPA's own name takes half the time of one by the kernel's, and SDPA makes the mask a bias faster. None if
+    a key that a mask hides may have reached the output.
+    """
+    dim = v.shape[3]
+    if q.shape[3] != dim:
+        q, k, v = (pad(x, (0, max(q.shape[3], dim) - x.shape[3])) for x in (q, k, v))
+        out = attend(q, k, v, right, scale, bias)
+        return None if out is None else out[..., :dim].contiguous()
+    if right is None and not is_watched(q, k, v) and _sdpa_is_flash():
+        return attend_short(q, k, v, right, scale, bias)
     if bias is not None and bias.dtype == torch.bool:
         bias = torch.zeros((), dtype=q.dtype).where(bias, -torch.inf)
     if right is not None and right < 0:  # keys that no query sees, whose NaN would reach the last rows
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-    out: Tensor = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
-    return out
+    out = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
+    return out if bias is None or _recorded(q, k, v) or is_finite(out) else None
 
 
-def _harmless(bias: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Looks at values, which neither a compiler can nor a transform."""
-    watched = torch._C._functorch.peek_interpreter_stack() is not None or _get_current_dispatch_mode() is not None
-    if watched or torch.compiler.is_compiling() or type(k) not in (Tensor, Parameter):
+def _ratio(q: Tensor, v: Tensor) -> float:
+    return max(q.shape[3], v.shape[3]) / min(q.shape[3], v.shape[3])
+
+
+def _hides(right: int | None, bias: Tensor | None) -> bool:
+    return right is not None or bias is not None
+
+
+def _harmless(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype) or is_watched(q, k, v):
         return False
-    if bias.requires_grad or bias.dtype not in (torch.bool, k.dtype):
+    return not _recorded(q, k, v) or is_finite(k, v)
+
+
+def is_watched(*tensors: Tensor) -> bool:
+    """Whether values must not be looked at: a compiler cannot, nor a transform."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return _get_current_dispatch_mode() is not None or any(type(x) not in (Tensor, Parameter) for x in tensors)
+
+
+def _sdpa_is_flash() -> bool:
+    """Whether the caller left SDPA its flash kernel, and asks for no calls of SDPA itself."""
+    return torch._C._get_flash_sdp_enabled() and not torch._C._len_torch_function_stack()
+
+
+def _sdpa_is_math() -> bool:
+    """The same for the kernel that writes the scores out, which must be left to do so in FP32."""
+    if torch._C._len_torch_function_stack() or torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         return False
-    return bool((k.detach().sum() + v.detach().sum()).isfinite())
+    return bool(torch._C._get_math_sdp_enabled())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from assay.flash.call import Call
-from assay.flash.cpu_dropout import kept
+from assay.flash.cpu_dropout import Dropout
 
 ROWS = 256
 """Rows of a block, those of all query heads of a group together."""
@@ -43,7 +43,10 @@ class Scores:
 class Part:
     """Some batches and heads of K, with the query heads that use them."""
 
-    def __init__(self, call: Call, batches: slice, heads: slice, first_batch: int) -> None:
+    def __init__(
+        self, call: Call, batches: slice, heads: slice, first_batch: int, dropout: Dropout | None = None
+    ) -> None:
+        self.dropout = dropout
         self.call, self.batches, self.heads, self.first_batch = call, batches, heads, first_batch
         self.dtype = accumulator(call.q.dtype)
         self.queries, self.keys = call.q.shape[2], call.k.shape[2]
@@ -119,12 +122,12 @@ class Part:
     def kept(self, rows: slice, keys: slice) -> torch.Tensor:
         """What dropout leaves of a block, as a bool matrix."""
         call, heads = self.call, self.call.q.shape[1]
-        assert call.seed is not None
+        assert self.dropout is not None
         batches = torch.arange(self.batches.start, self.batches.stop) + self.first_batch
         first, last = (head * call.group for head in (self.heads.start, self.heads.stop))
         of_heads = batches[:, None] * heads + torch.arange(first, last)
         of_rows, of_keys = (torch.arange(span.start, span.stop) for span in (rows, keys))
-        mask = kept(call.seed, of_heads, of_rows, of_keys, call.dropout)
+        mask = self.dropout.kept(of_heads, of_rows, of_keys)
         return mask.view(-1, self.sides[2] * _size(rows), _size(keys))
 
     def _ahead(self, rows: slice, keys: slice) -> torch.Tensor:
@@ -162,9 +165,10 @@ def parts(call: Call, first_batch: int) -> Iterator[Part]:
     batch, heads = call.k.shape[:2]
     rows, keys = min(_rows_at_once(call), call.q.shape[2]), min(_keys_at_once(call), call.k.shape[2])
     fit = max(1, SCORES * torch.get_num_threads() // max(1, call.group * rows * keys))
+    dropout = Dropout(call.seed, call.dropout) if call.dropout and call.seed is not None else None
     for batches in _cuts(0, batch, max(1, fit // heads)):
         for some in _cuts(0, heads, min(fit, heads)):
-            yield Part(call, batches, some, first_batch)
+            yield Part(call, batches, some, first_batch, dropout)
 
 
 def _rows_at_once(call: Call) -> int:

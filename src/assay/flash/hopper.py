@@ -31,10 +31,11 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 
 def takes(call: Call) -> bool:
     """Whether the Hopper kernel can do the call, and is the faster one."""
-    return _can(call, DIMS)
+    return can(call, DIMS)
 
 
-def _can(call: Call, dims: tuple[int, ...]) -> bool:
+def can(call: Call, dims: tuple[int, ...]) -> bool:
+    """Whether the Hopper kernels do what the call asks for, with heads of these sizes."""
     block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
     return (
         call.q.is_cuda
@@ -63,8 +64,7 @@ def forward(
     batches, heads = q.shape[:2]
     cu = call.cu_seqlens_q
     blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
-    places = None if cu is None else _places(cu, blocks, ROWS)
-    attention_forward_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
+    attention_forward_hopper[(min(blocks * batches * heads, processors(q.device.index)),)](
         gluon_tiles(q, 64),
         gluon_tiles(k, keys),
         gluon_tiles(v, keys),
@@ -74,7 +74,7 @@ def forward(
         lse,
         call.sinks,
         torch.zeros(1, dtype=torch.int32, device=q.device),
-        places,
+        None if cu is None else places(cu, blocks, ROWS),
         span,
         scores,
         batches,
@@ -94,7 +94,7 @@ def forward(
 def takes_backward(call: Call) -> bool:
     """Whether the Hopper kernel can do dK and dV of the call, and is the faster one."""
     dims = padded(call.q.shape[3]), padded(call.v.shape[3])
-    return _can(call, DIMS_BACKWARD) and dims[0] == dims[1] <= 128
+    return can(call, DIMS_BACKWARD) and dims[0] == dims[1] <= 128
 
 
 def adds_up(call: Call) -> bool:
@@ -129,7 +129,7 @@ def backward(
         dv,
         dk.stride()[:3],
         dv.stride()[:3],
-        None if cu is None else _places(cu, blocks, KEYS),
+        None if cu is None else places(cu, blocks, KEYS),
         span,
         scores,
         abs(call.scale),
@@ -153,7 +153,7 @@ def backward(
 
 def takes_backward_q(call: Call) -> bool:
     """Whether `backward_q` can do the call."""
-    return _can(call, DIMS_BACKWARD)
+    return can(call, DIMS_BACKWARD)
 
 
 def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, scores: Scores) -> None:
@@ -164,7 +164,7 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
     batches, heads = q.shape[:2]
     cu = call.cu_seqlens_q
     blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
-    attention_backward_q_hopper[(min(blocks * batches * heads, _processors(q.device.index)),)](
+    attention_backward_q_hopper[(min(blocks * batches * heads, processors(q.device.index)),)](
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),
         gluon_tiles(k, keys),
@@ -177,7 +177,7 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
         log2_lse.shape[1],
         call.scale,
         torch.zeros(1, dtype=torch.int32, device=q.device),
-        None if cu is None else _places(cu, blocks, ROWS),
+        None if cu is None else places(cu, blocks, ROWS),
         span,
         scores,
         batches,
@@ -207,7 +207,7 @@ def backward_kv_large(
     batches, kv_heads = k.shape[:2]
     cu = call.cu_seqlens_k
     blocks = triton.cdiv(k.shape[2], KEYS_LARGE) + (0 if cu is None else len(cu) - 1)
-    attention_backward_kv_large[(min(blocks * batches * kv_heads, _processors(q.device.index)),)](
+    attention_backward_kv_large[(min(blocks * batches * kv_heads, processors(q.device.index)),)](
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),
         gluon_tiles(k, KEYS_LARGE),
@@ -223,7 +223,7 @@ def backward_kv_large(
         log2_lse.shape[1],
         abs(call.scale),
         torch.zeros(1, dtype=torch.int32, device=q.device),
-        None if cu is None else _places(cu, blocks, KEYS_LARGE),
+        None if cu is None else places(cu, blocks, KEYS_LARGE),
         span,
         scores,
         batches,
@@ -239,8 +239,11 @@ def backward_kv_large(
 _KNOWN = WeakTensorKeyDictionary()
 
 
-def _places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
-    """Once for all layers of a model; but a captured graph may be replayed with other lengths, so it counts again."""
+def places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
+    """Of packed tiles: counted once for all layers of a model.
+
+    But a captured graph may be replayed with other lengths, so it counts again.
+    """
     if torch.cuda.is_current_stream_capturing() or cu.is_inference():
         return _count_places(cu, most, size)
     state = cu._version, torch.cuda.current_stream(cu.device)
@@ -265,7 +268,8 @@ def columns(call: Call) -> int:
 
 
 @cache
-def _processors(index: int) -> int:
+def processors(index: int) -> int:
+    """Of a GPU."""
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from assay.flash import cpu_plain
-from assay.flash.attention import attend, checked_scale, in_autocast_dtype
+from assay.flash import cpu_quick
+from assay.flash.attention import attend, attend_plainly, in_autocast_dtype
 from assay.flash.checks import check_bias, check_dense, check_flag, check_qkv
 
 
@@ -26,8 +26,13 @@ def scaled_dot_product_attention(
 
     Its signature and its meaning: `is_causal` hides the keys after a query's own number, counted from the first
     (top-left; `flash_attention` counts from the last); `attn_mask` is bool (False hides) or float (added), and a float
-    one has a gradient; any number of leading dimensions.
+    one has a gradient; any number of leading dimensions. On the CPU dropout is torch's own, to the bit, up to 2²²
+    scores in all; beyond that, and on CUDA, other numbers are drawn and no scores written out.
     """
+    if dropout_p == 0 and (enable_gqa is False or enable_gqa is True):
+        out = cpu_quick.attention(query, key, value, is_causal, scale, attn_mask)
+        if out is not None:
+            return out
     for name, x in (("query", query), ("key", key), ("value", value)):
         check_dense(name, x)
     check_flag("is_causal", is_causal)
@@ -50,9 +55,8 @@ def scaled_dot_product_attention(
     check_qkv(q, k, v)
     right = q.shape[2] - k.shape[2] if is_causal else None
     bias = None if attn_mask is None else check_bias(_mask(attn_mask, leading), q, k, "attn_mask")
-    if dropout_p == 0 and cpu_plain.takes(q, k, v, right, bias):
-        out = cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
-    else:
+    out = attend_plainly(q, k, v, right, scale, bias, dropout_p)
+    if out is None:
         out, _ = attend(q, k, v, left=None, right=right, scale=scale, bias=bias, dropout_p=dropout_p)
     dims = max(query.dim(), key.dim(), value.dim())
     if dims == 4 and out.shape[0] == query.shape[0]:

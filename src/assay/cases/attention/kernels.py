@@ -166,11 +166,23 @@ def _math_plan(fmt: str) -> Plan:
     return Plan.shipped("fp32").replace(inputs=fmt, output=fmt, name=f"fp32 inside, {fmt} outside")
 
 
-def _ours(*steps: str, **how: bool) -> Kernel:
-    """Our CUDA kernel, with some of its steps in the format of its inputs: the real thing, perturbed."""
+def _ours(
+    *steps: str,
+    probabilities: str | None = None,
+    block: tuple[int, int] | None = None,
+    formats: tuple[str, ...] = ("bf16", "fp16", "fp32"),
+    **how: bool,
+) -> Kernel:
+    """Our CUDA kernel, with some of its steps in the format of its inputs: the real thing, perturbed.
+
+    Also P in a format of its own, and tiles of another size (rows, keys).
+    """
+    of_p = {} if probabilities is None else {"probabilities": probabilities}
+    changes = [f"{step} in {format}" for step, format in of_p.items()] + list(how)
+    changes += [] if block is None else [f"tiles of {block[0]} × {block[1]}"]
 
     def numerics(format: str) -> Numerics:
-        return Numerics(**dict.fromkeys(steps, format), **how)  # type: ignore[arg-type]
+        return Numerics(**dict.fromkeys(steps, format), **of_p, block=block, **how)  # type: ignore[arg-type]
 
     def call(
         q: torch.Tensor,
@@ -186,8 +198,8 @@ def _ours(*steps: str, **how: bool) -> Kernel:
 
     def plan(format: str) -> Plan:
         shipped = Plan.shipped(format)
-        words = ", ".join([f"{step} in {format}" for step in steps] + list(how))
-        return shipped.replace(**dict.fromkeys(steps, format), name=f"{shipped.name}{words and ', '}{words}")
+        words = "".join(f", {word}" for word in [f"{step} in {format}" for step in steps] + changes)
+        return shipped.replace(**dict.fromkeys(steps, format), **of_p, name=f"{shipped.name}{words}")
 
     def tiling(q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
         from assay.flash.launch import key_blocks
@@ -196,8 +208,10 @@ def _ours(*steps: str, **how: bool) -> Kernel:
         columns, reverse = key_blocks(call)
         return {"block": (128, columns), "exp2": True, "reverse_keys": reverse, **how}
 
-    name = " + ".join(steps) + (" in the input format" if steps else "") + "".join(how)
-    return Kernel(name=f"assay{name and ': '}{name}", call=call, plan=plan, tiling=tiling, notes=_FA2_NOTES)
+    name = ", ".join([" + ".join(steps) + " in the input format"] * bool(steps) + changes)
+    return Kernel(
+        name=f"assay{name and ': '}{name}", call=call, plan=plan, tiling=tiling, formats=formats, notes=_FA2_NOTES
+    )
 
 
 _FA2_NOTES = ("The order of FP32 sums inside a matrix unit is not known, so single roundings move.",)
@@ -209,8 +223,13 @@ OURS = (
     _ours("row_sum", "rescale", "output_accumulator"),
     _ours(sum_after_cast=True),
     _ours(reverse_keys=True),
+    _ours(probabilities="fp32", formats=("bf16", "fp16")),
+    _ours(probabilities="fp16", formats=("bf16",)),
+    _ours(probabilities="bf16", formats=("fp16",)),
+    _ours(block=(64, 32), formats=("bf16", "fp16")),
 )
-"""`flash_attention` on CUDA, as it is and with what it carries from block to block in the format of its inputs."""
+"""`flash_attention` on CUDA, as it is and perturbed: what it carries from block to block in the format of its inputs,
+P in another format, other sums and tiles."""
 _SDPA_CPU_FLASH = Kernel(
     name="SDPA flash (CPU)",
     call=_sdpa(SDPBackend.FLASH_ATTENTION),

@@ -1,0 +1,79 @@
+"""The plainest call on the CPU, in one question: a short attention takes less time than to check and dispatch it."""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import Parameter
+
+from assay.flash.checks import LARGEST_DIM
+from assay.flash.cpu_aten import ROWS, VECTOR, is_finite
+from assay.flash.cpu_plain import is_watched
+
+_attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
+_flash_is_on = torch._C._get_flash_sdp_enabled
+_function_modes = torch._C._len_torch_function_stack
+_in_autocast = torch._C._is_any_autocast_enabled
+_transforms = torch._C._functorch.peek_interpreter_stack
+_TENSORS = frozenset((Tensor, Parameter))
+_DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16))
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, bias: Tensor | None = None
+) -> Tensor | None:
+    """softmax(scale · q·kᵀ + bias)·v, or None for what is not of the plainest kind: the checks refuse it or not.
+
+    SDPA computes it, with the kernel that `cpu_plain.attend` takes: only where `cpu_plain.takes` says yes, and no
+    switch, mode or transform of the caller's makes it another. What torch refuses (sparse or nested tensors have no
+    strides, k and v may be of another dtype or device) is for the checks as well.
+    """
+    if is_compiling() or not (type(q) in _TENSORS and type(k) in _TENSORS and type(v) in _TENSORS and q.is_cpu):
+        return None
+    try:
+        dtype, shape, of_k = q.dtype, q.shape, k.shape
+        if (
+            len(shape) != 4
+            or of_k != v.shape
+            or (shape != of_k and (causal or len(of_k) != 4 or of_k[2] == 0 or of_k != (*shape[:2], of_k[2], shape[3])))
+            or 0 in shape
+            or shape[3] > LARGEST_DIM
+            or dtype not in _DTYPES
+            or (dtype is torch.bfloat16 and shape[2] > ROWS)
+            or not q.stride()[3] == k.stride()[3] == v.stride()[3] == 1
+            or not (causal is False or causal is True)
+            or not (scale is None or (type(scale) is float and -inf < scale < inf))
+            or forward_ad._current_level >= 0
+            or _function_modes()
+            or _in_autocast()
+            or not _flash_is_on()
+            or _transforms() is not None
+            or (of_k[2] < VECTOR and not is_finite(q, k))
+        ):
+            return None
+        if bias is None:
+            return _attend(q, k, v, None, 0.0, causal, scale=scale)
+        if causal or not _is_plain(bias, shape, of_k, dtype) or is_watched():
+            return None
+        recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if recorded and not is_finite(k, v):
+            return None
+        out = _attend(q, k, v, bias, 0.0, False, scale=scale)
+        return out if recorded or is_finite(out) else None
+    except RuntimeError:
+        return None
+
+
+def _is_plain(bias: Tensor, of_q: torch.Size, of_k: torch.Size, dtype: torch.dtype) -> bool:
+    """A mask or a bias of all queries and keys, without a gradient; for all heads or for each."""
+    if type(bias) not in _TENSORS or not bias.is_cpu or bias.requires_grad:
+        return False
+    shape = bias.shape
+    whole = (of_q[2], of_k[2])
+    if shape != whole and shape != (of_q[0], 1, *whole) and shape != (of_q[0], of_q[1], *whole):
+        return False
+    return (bias.dtype is dtype or bias.dtype is torch.bool) and bias.layout is torch.strided

@@ -1,0 +1,126 @@
+"""When and how the Hopper forward of two or three consumers runs (`kernels/hopper_forward_tiles.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+import triton
+
+from assay.flash import hopper
+from assay.flash.call import Call
+from assay.flash.descriptors import gluon_tiles
+from assay.flash.kernels.hopper_forward_tiles import Shape, attention_forward_tiles
+from assay.flash.kernels.tile import Scores, Span
+from assay.flash.layout import is_aligned, padded
+
+DIMS: tuple[int, ...] = (64, 128, 256)
+SHORT = 512
+"""Masked sequences up to this long are cut into tiles of 128 rows, also at small heads."""
+
+
+def takes(call: Call) -> bool:
+    """Whether the kernel can do the call, and is the faster one."""
+    return hopper.can(call, DIMS)
+
+
+def forward(
+    call: Call,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    span: Span,
+    scores: Scores,
+) -> None:
+    """Fill `out` and `lse`."""
+    shape = shape_of(call)
+    batches, heads = q.shape[:2]
+    rows, cu = 64 * shape.consumers, call.cu_seqlens_q
+    blocks = triton.cdiv(q.shape[2], rows) + (0 if cu is None else len(cu) - 1)
+    attention_forward_tiles[(min(blocks * batches * heads, hopper.processors(q.device.index)),)](
+        gluon_tiles(q, 64),
+        gluon_tiles(k, shape.columns),
+        gluon_tiles(v, shape.columns),
+        gluon_tiles(out, 64) if is_aligned(out) else None,
+        out,
+        out.stride()[:3],
+        lse,
+        call.sinks,
+        _counter(q.device),
+        None if cu is None else hopper.places(cu, blocks, rows),
+        span,
+        scores,
+        batches,
+        heads,
+        call.group,
+        padded(q.shape[3]),
+        shape,
+        160 if shape.consumers == 3 else 240,
+        num_warps=4,
+    )
+
+
+def columns(call: Call) -> int:
+    """Keys of a block."""
+    return shape_of(call).columns
+
+
+def shape_of(call: Call) -> Shape:
+    """Small heads leave registers for three consumers: faster but where short rows see few keys. No bit depends on it.
+
+    ALiBi takes registers of its own.
+    """
+    sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
+    masked = call.left is not None or call.right is not None
+    short = call.q.shape[2] <= SHORT * sequences
+    small = max(call.q.shape[3], call.v.shape[3]) <= 64
+    return _shape(call.q.shape[3], call.v.shape[3], small and call.slopes is None and not (masked and short))
+
+
+@cache
+def _shape(dim: int, value_dim: int, three: bool) -> Shape:
+    return Shape(
+        consumers=3 if three else 2,
+        columns=128 if max(dim, value_dim) <= 128 else 64,
+        value_dim=value_dim,
+        block_value_dim=padded(value_dim),
+        q_in_registers=dim <= 128 and not three,
+        own_buffer=padded(dim) <= 128 or padded(value_dim) != padded(dim),
+    )
+
+
+_COUNTERS: dict[int, tuple[torch.Tensor, Iterator[int]]] = {}
+_OF_STREAMS: dict[tuple[int, int], torch.Tensor] = {}
+_MOST = 4096
+
+
+def _counter(device: torch.device) -> torch.Tensor:
+    """A 0 that no other kernel has at the same time: the kernel leaves it at 0.
+
+    One a stream, whose kernels run one after the other; one a captured call, as graphs run on any stream.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return (
+            _new_counter(device.index)
+            if device.index in _COUNTERS
+            else torch.zeros(1, dtype=torch.int32, device=device)
+        )
+    key = device.index, torch.cuda.current_stream(device).cuda_stream
+    found = _OF_STREAMS.get(key)
+    if found is None:
+        if device.index not in _COUNTERS:
+            zeros = torch.zeros(_MOST, 4, dtype=torch.int32, device=device)  # 16 bytes each
+            torch.cuda.current_stream(device).synchronize()  # for the other streams
+            _COUNTERS[device.index] = zeros, iter(range(_MOST))
+        found = _OF_STREAMS[key] = _new_counter(device.index)
+    return found
+
+
+def _new_counter(index: int) -> torch.Tensor:
+    """From a device's store, or zeroed for this call once that is used up."""
+    zeros, free = _COUNTERS[index]
+    place = next(free, None)
+    return zeros.new_zeros(1) if place is None else zeros[place]

@@ -1,0 +1,422 @@
+"""Forward on Hopper: warps with roles. Some load, the others compute, and the tensor cores never wait for the softmax.
+
+A tile is 128 or 192 rows of one head. Four warps (the producer) bring K and V by the copy engine (TMA), two stages
+ahead; two or three warpgroups (the consumers) have 64 rows each. A consumer issues Q·Kᵀ of the next block and P·V of
+this one together, and computes the softmax of the first while the second runs. Blocks of keys come from right to left:
+the masked ones first. A CTA stays and takes tile after tile, the long ones first: whoever is free takes the next (an
+atomic counter), and its loads begin while the last tile is still being finished.
+
+What a row sums, and in which order, depends on its own sequence only: not on the tile it is in.
+
+The arithmetic is that of `forward.attention_forward`; what it cannot do (bias, dropout, FP32, knobs) goes there.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from assay.flash.kernels.hopper_fragments import log2, narrowed, rescaled, widened
+from assay.flash.kernels.hopper_shared import (
+    LN_2,
+    LOG2_E,
+    ROWS,
+    barriers,
+    clean,
+    packed,
+    partial_sums,
+    shared,
+    unpacked,
+    write,
+)
+from assay.flash.kernels.hopper_softmax import leaning_of, softmax
+from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
+
+STAGES = gl.constexpr(2)  # of K and V
+
+
+class Buffers(NamedTuple):
+    """Shared memory and the barriers that say when it is full and when it may be written again."""
+
+    q: Any
+    out: Any
+    k: Any
+    v: Any
+    q_full: Any
+    q_empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+    v_raw: Any
+    """Packed: V is there, and not yet cleaned."""
+    note: Any
+    """What the next tile is, from the producer to the consumers."""
+    note_full: Any
+    note_empty: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the work, at compile time."""
+
+    consumers: int
+    columns: int
+    """Keys of a block."""
+    value_dim: int
+    block_value_dim: int
+    q_in_registers: bool
+    own_buffer: bool
+    """The output has one; else it goes through Q's."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether the consumers take turns at the tensor cores: two are faster without."""
+        return self.consumers == 3
+
+    @property
+    def q_stages(self) -> int:
+        """Tiles of Q a consumer has: what is in registers need not wait, and large heads leave no room."""
+        return 2 if self.consumers == 3 else 1
+
+
+@gluon.jit
+def produce(given, SHAPE: gl.constexpr):
+    """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
+    q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group = given
+    PACKED: gl.constexpr = places is not None
+    COLUMNS: gl.constexpr = SHAPE.columns
+    CONSUMERS: gl.constexpr = SHAPE.consumers
+    TILE: gl.constexpr = ROWS * SHAPE.consumers
+    tiles = blocks_of(places, span, TILE) * batches * heads
+    tile = gl.program_id(0)
+    count = 0
+    step = 0
+    cleaned = 0
+    while tile < tiles:
+        work, before_k = work_of(tile, places, span, batches, heads, TILE)
+        tell(buffers.note, buffers.note_full, buffers.note_empty, count, work, PACKED)
+        batch = gl.to_tensor(0) if PACKED else work.sequence
+        for consumer in gl.static_range(CONSUMERS):
+            slot = (count % SHAPE.q_stages) * CONSUMERS + consumer
+            mbarrier.wait(buffers.q_empty.index(slot), ((count // SHAPE.q_stages) & 1) ^ 1)
+            mbarrier.expect(buffers.q_full.index(slot), q_tiles.block_type.nbytes)
+            place = [batch, work.head, work.before_q + work.first_row + consumer * ROWS, 0]
+            tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(slot), buffers.q.index(slot))
+        keys = keys_of(work, work.first_row, span, TILE, COLUMNS)
+        kv_head = work.head // group
+        for back in range(keys.end - keys.begin):
+            start = (keys.end - 1 - back) * COLUMNS
+            place = [batch, kv_head, before_k + start, 0]
+            stage = step % STAGES
+            phase = ((step // STAGES) & 1) ^ 1
+            mbarrier.wait(buffers.k_empty.index(stage), phase)
+            mbarrier.expect(buffers.k_full.index(stage), k_tiles.block_type.nbytes)
+            tma.async_copy_global_to_shared(k_tiles, place, buffers.k_full.index(stage), buffers.k.index(stage))
+            mbarrier.wait(buffers.v_empty.index(stage), phase)
+            v = buffers.v.index(stage)
+            if PACKED and start + COLUMNS > work.len_k:
+                mbarrier.expect(buffers.v_raw, v_tiles.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_tiles, place, buffers.v_raw, v)
+                mbarrier.wait(buffers.v_raw, cleaned & 1)
+                clean(v, work.len_k - start)
+                mbarrier.arrive(buffers.v_full.index(stage), count=1)
+                cleaned += 1
+            else:
+                mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), v)
+            step += 1
+        tile = claim(counter, tiles)  # only now: a tile claimed early may wait here while another CTA is free
+        count += 1
+    tell(buffers.note, buffers.note_full, buffers.note_empty, count, Work(-1, 0, 0, 0, 0, 0), PACKED)
+
+
+@gluon.constexpr_function
+def _bar(kind, number):
+    """PTX. Of the hardware's 16 barriers Triton takes the first ones, a few for each partition."""
+    return f"bar.{kind} {8 + number}, 256; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def named_barrier(kind: gl.constexpr, number: gl.constexpr):
+    """Of two warpgroups: one waits ("sync"), the other goes on ("arrive")."""
+    gl.inline_asm_elementwise(_bar(kind, number), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def take_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
+    """At the tensor cores: one after the other, block by block."""
+    if SHAPE.turns:
+        named_barrier("sync", consumer)
+
+
+@gluon.jit
+def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
+    """To the next consumer."""
+    if SHAPE.turns:
+        named_barrier("arrive", (consumer + 1) % SHAPE.consumers)
+
+
+@gluon.jit
+def first_block(
+    s, maximum, row_sum, start, first, slope, work, span, scores,
+    WIDTH: gl.constexpr, MASK: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Exponentials of a tile's first block, of which only `WIDTH` keys are seen, as P lies; maximum and row sum."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    WHOLE: gl.constexpr = s.shape[1] == WIDTH
+    if not WHOLE:
+        s = narrowed(s, S_LAYOUT)
+    rows = first + gl.arange(0, ROWS, ROW_LAYOUT)
+    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
+    exps, latest, new_sum, _ = softmax(
+        s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(s).type.layout), start,
+        rows, columns, slope, leaning_of(columns, slope, scores), work, span, scores, MASK,
+    )  # fmt: skip
+    if WHOLE:
+        exps = gl.convert_layout(exps, LAYOUT)
+    else:
+        exps = widened(exps, LAYOUT)
+    return exps, gl.convert_layout(latest, maximum.type.layout), gl.convert_layout(new_sum, row_sum.type.layout)
+
+
+@gluon.jit
+def over_blocks(
+    first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, end, span,
+    scores, consumer: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
+):  # fmt: skip
+    """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many the CTA had before these rows.
+
+    On entry P of the block before waits for its product with V; on exit that of the last.
+    """
+    COLUMNS: gl.constexpr = SHAPE.columns
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, output.type.layout, 2)
+    for back in range(first, last):
+        step = earlier + back
+        before, stage = (step - 1) % STAGES, step % STAGES
+        cast = unpacked(p, buffers.v.dtype, P_LAYOUT)
+        mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
+        empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
+        take_turn(consumer, SHAPE)
+        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
+        output = warpgroup_mma(cast, buffers.v.index(before), output, is_async=True)
+        pass_turn(consumer, SHAPE)
+        s = warpgroup_mma_wait(1, deps=(s,))
+        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+        start = (end - 1 - back) * COLUMNS
+        exps, maximum, row_sum, factor = softmax(
+            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK
+        )
+        output = warpgroup_mma_wait(0, deps=(output,))
+        mbarrier.arrive(buffers.v_empty.index(before), count=1)
+        if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
+            output = rescaled(output, factor)
+        else:
+            output = output * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
+        p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
+    return p, output, maximum, row_sum
+
+
+@gluon.jit
+def pass_blocks(first, last, buffers, consumer: gl.constexpr, SHAPE: gl.constexpr):
+    """Steps whose keys only other consumers' rows see."""
+    for step in range(first, last):
+        stage, phase = step % STAGES, (step // STAGES) & 1
+        mbarrier.wait(buffers.k_full.index(stage), phase)
+        take_turn(consumer, SHAPE)
+        pass_turn(consumer, SHAPE)
+        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+        mbarrier.wait(buffers.v_full.index(stage), phase)
+        mbarrier.arrive(buffers.v_empty.index(stage), count=1)
+
+
+@gluon.jit
+def consume(given, consumer: gl.constexpr, SHAPE: gl.constexpr):
+    """Its 64 rows of tile after tile."""
+    out_tiles, out, out_strides, lse, sinks, places, span, scores, heads, buffers = given
+    PACKED: gl.constexpr = places is not None
+    if SHAPE.turns and consumer == SHAPE.consumers - 1:
+        named_barrier("arrive", 0)
+    count = 0
+    step = 0
+    work = hear(buffers.note, buffers.note_full, buffers.note_empty, count, span, PACKED)
+    while work.first_row >= 0:
+        keys = keys_of(work, work.first_row, span, ROWS * SHAPE.consumers, SHAPE.columns)
+        attend(out_tiles, out, out_strides, lse, sinks, span, scores, heads, buffers, work, keys, count, step,
+               consumer, PACKED, SHAPE)  # fmt: skip
+        step += keys.end - keys.begin
+        count += 1
+        work = hear(buffers.note, buffers.note_full, buffers.note_empty, count, span, PACKED)
+    tma.store_wait(0)
+    if SHAPE.turns and consumer == 0:  # the last turn, which nobody takes
+        named_barrier("sync", 0)
+
+
+@gluon.jit
+def attend(
+    out_tiles, out, out_strides, lse, sinks, span, scores, heads, buffers, work, tile, count, earlier,
+    consumer: gl.constexpr, PACKED: gl.constexpr, SHAPE: gl.constexpr,
+):  # fmt: skip
+    """64 rows over their blocks of keys; `tile` has those of all rows, `earlier` is how many came before it."""
+    COLUMNS: gl.constexpr = SHAPE.columns
+    VALUES: gl.constexpr = SHAPE.block_value_dim
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUES, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    first = work.first_row + consumer * ROWS
+    keys = within(keys_of(work, first, span, ROWS, COLUMNS), tile, first < work.len_q)
+    rows = first + gl.arange(0, ROWS, ROW_LAYOUT)
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT))
+    slope = 0.0
+    if scores.slopes is not None:
+        slope = gl.load(scores.slopes + work.sequence * heads + work.head) * LOG2_E
+    leaning = leaning_of(columns, slope, scores)
+    maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
+    row_sum = partial_sums(gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT))
+    tilt = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
+    if scores.near is not None:
+        tilt = slope * (rows - work.first_row).to(gl.float32)
+    if sinks is not None:  # one more key, which has no value
+        maximum = tilt + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
+        row_sum += 0.25
+    output = gl.zeros([ROWS, VALUES], gl.float32, O_LAYOUT)
+
+    q_slot = (count % SHAPE.q_stages) * SHAPE.consumers + consumer
+    mbarrier.wait(buffers.q_full.index(q_slot), (count // SHAPE.q_stages) & 1)
+    q = buffers.q.index(q_slot)
+    if SHAPE.q_in_registers:
+        q = q.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
+    others = tile.end - keys.end
+    pass_blocks(earlier, earlier + others, buffers, consumer, SHAPE)
+    step = earlier + others
+    stage = step % STAGES
+    mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
+    start = (keys.end - 1) * COLUMNS
+    # Before the branches: the assembler (ptxas 12.8) loses descriptors of products that stand in both.
+    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
+    take_turn(consumer, SHAPE)
+    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+    pass_turn(consumer, SHAPE)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+    rest = start, first, slope, work, span, scores
+    if span.right is None and span.left is None:
+        if keys.whole_end == keys.end:
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, None, P_LAYOUT)
+        else:
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
+    elif COLUMNS == 128:
+        if keys.upto - start <= COLUMNS // 2:
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS // 2, "all", P_LAYOUT)
+        else:
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
+    else:
+        exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
+    p = packed(exps, buffers.v.dtype)
+    right = gl.maximum(keys.end - keys.whole_end, 1)
+    left = gl.maximum(keys.end - keys.whole_begin, right)
+    p, output, maximum, row_sum = over_blocks(
+        1, right, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, keys.end, span,
+        scores, consumer, "all", SHAPE,
+    )  # fmt: skip
+    p, output, maximum, row_sum = over_blocks(
+        right, left, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, keys.end,
+        span, scores, consumer, None, SHAPE,
+    )  # fmt: skip
+    if span.left is not None:
+        p, output, maximum, row_sum = over_blocks(
+            left, keys.end - keys.begin, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers,
+            work, keys.end, span, scores, consumer, "left", SHAPE,
+        )  # fmt: skip
+    if SHAPE.own_buffer and not SHAPE.q_in_registers:
+        mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
+    step += keys.end - keys.begin
+    stage = (step - 1) % STAGES
+    mbarrier.wait(buffers.v_full.index(stage), ((step - 1) // STAGES) & 1)
+    output = warpgroup_mma(unpacked(p, buffers.v.dtype, P_LAYOUT), buffers.v.index(stage), output, is_async=True)
+    output = warpgroup_mma_wait(0, deps=(output,))
+    mbarrier.arrive(buffers.v_empty.index(stage), count=1)
+    pass_blocks(step, step + keys.begin - tile.begin, buffers, consumer, SHAPE)
+
+    row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROW_LAYOUT)
+    inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
+    output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
+    batch = gl.to_tensor(0) if PACKED else work.sequence
+    place = (batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
+    gl.store(lse + place + rows, (maximum + log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
+    rows_at = batch, work.head, work.before_q, first, work.len_q
+    buffer = buffers.out.index(consumer)
+    write(out_tiles, out, out_strides, output, rows_at, buffer, PACKED, SHAPE.value_dim)
+    if not SHAPE.own_buffer:
+        tma.store_wait(0)  # the output went through Q's buffer
+        mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
+
+
+@gluon.jit(do_not_specialize=["batches", "heads", "group"])
+def attention_forward_tiles(
+    q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads,
+    group, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`."""
+    dtype: gl.constexpr = q_tiles.dtype
+    CONSUMERS: gl.constexpr = SHAPE.consumers
+    Q_TILES: gl.constexpr = CONSUMERS * SHAPE.q_stages
+    q = shared(dtype, Q_TILES, ROWS, BLOCK_DIM)
+    if SHAPE.own_buffer:
+        out_buffer = shared(dtype, CONSUMERS, ROWS, SHAPE.block_value_dim)
+    else:  # large heads leave no room for one of its own
+        out_buffer = q
+    buffers = Buffers(
+        q=q,
+        out=out_buffer,
+        k=shared(dtype, STAGES, SHAPE.columns, BLOCK_DIM),
+        v=shared(dtype, STAGES, SHAPE.columns, SHAPE.block_value_dim),
+        q_full=barriers(Q_TILES, 1),
+        q_empty=barriers(Q_TILES, 1),
+        k_full=barriers(STAGES, 1),
+        k_empty=barriers(STAGES, CONSUMERS),
+        v_full=barriers(STAGES, 1),
+        v_empty=barriers(STAGES, CONSUMERS),
+        v_raw=barriers(1, 1).index(0),
+        note=notes(),
+        note_full=barriers(2, 1),
+        note_empty=barriers(2, CONSUMERS),
+    )
+    fence_async_shared()
+    loads = q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group
+    rest = out_tiles, out, out_strides, lse, sinks, places, span, scores, heads, buffers
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [(produce, (loads, SHAPE)), (consume, (rest, 0, SHAPE)), (consume, (rest, 1, SHAPE))],
+            [4, 4],
+            [REGISTERS, REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (produce, (loads, SHAPE)),
+                (consume, (rest, 0, SHAPE)),
+                (consume, (rest, 1, SHAPE)),
+                (consume, (rest, 2, SHAPE)),
+            ],
+            [4, 4, 4],
+            [REGISTERS, REGISTERS, REGISTERS],
+        )

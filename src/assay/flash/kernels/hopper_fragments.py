@@ -1,0 +1,112 @@
+"""A warpgroup's matrices on Hopper as its threads have them: scaled, masked and cut in place."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+
+
+@gluon.jit
+def log2(x):
+    """To 2⁻²² (absolute), in one step."""
+    return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.constexpr_function
+def _in_place(elements, *others):
+    """Operands: what is changed in place, then the others, so many elements of each."""
+    outs, ins = ["=f"] * elements, [str(e) for e in range(elements)]
+    return ",".join(outs + ins + [kind for kind in others for _ in range(elements)])
+
+
+@gluon.constexpr_function
+def _rescale(elements):
+    """PTX: one thread's elements of an accumulator, times the factors of its two rows if any in the warp is not 1."""
+    factors = 2 * elements
+    lines = [
+        ".reg .pred p, q;",
+        f"setp.neu.f32 p, ${factors}, 0f3F800000;",
+        f"setp.neu.f32 q, ${factors + 2}, 0f3F800000;",
+        "or.pred p, p, q;",
+        "vote.sync.any.pred p, p, 0xffffffff;",
+        "@!p bra.uni KEPT;",
+        *(f"mul.f32 ${e}, ${e}, ${factors + (e & 2)};" for e in range(elements)),
+        "KEPT:",
+    ]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.jit
+def rescaled(output, factor):
+    """A warpgroup's accumulator times a factor a row; a warp whose factors are all 1 goes past it."""
+    ELEMENTS: gl.constexpr = output.shape[0] * output.shape[1] // 128
+    factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
+    return gl.inline_asm_elementwise(
+        _rescale(ELEMENTS),
+        _in_place(ELEMENTS, "f"),
+        [output, factor],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+
+
+@gluon.constexpr_function
+def _hide(elements, side):
+    """PTX: one thread's elements of a matrix of scores, −inf beyond the limits of its two rows.
+
+    Behind the limit, a warp goes past a half of the columns that all its rows see. An element's column is that of the
+    thread's first plus what its number says.
+    """
+    limits, columns, half = 2 * elements, 3 * elements, elements // 2
+    lines = [
+        ".reg .pred p;",
+        ".reg .s32 a, b, c;",
+        f"sub.s32 a, ${limits}, ${columns};",
+        f"sub.s32 b, ${limits + 2}, ${columns};",
+    ]
+    if side == "behind":
+        lines += [
+            "min.s32 c, a, b;",
+            f"setp.lt.s32 p, c, {2 * half - 7};",
+            "vote.sync.any.pred p, p, 0xffffffff;",
+            "@!p bra.uni SEEN;",
+        ]
+    test = "ge" if side == "behind" else "le"
+    for e in range(elements):
+        if e == half and side == "behind":
+            lines.append("SEEN:")
+        lines += [
+            f"setp.{test}.s32 p, {'ab'[(e >> 1) & 1]}, {(e >> 2) * 8 + (e & 1)};",
+            f"selp.f32 ${e}, ${e}, 0fFF800000, p;",
+        ]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.jit
+def hidden(s, limits, columns, SIDE: gl.constexpr):
+    """A warpgroup's scores, −inf where the column is "behind" or "before" its row's limit."""
+    ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    return gl.inline_asm_elementwise(
+        _hide(ELEMENTS, SIDE),
+        _in_place(ELEMENTS, "r", "r"),
+        [s, gl.expand_dims(limits, 1), gl.expand_dims(columns, 0)],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+
+
+@gluon.jit
+def narrowed(x, LAYOUT: gl.constexpr):
+    """The left half of x: registers, no traffic."""
+    halves = gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1))
+    return gl.convert_layout(gl.split(halves)[0], LAYOUT)
+
+
+@gluon.jit
+def widened(x, LAYOUT: gl.constexpr):
+    """x and as many columns of 0 on its right: registers, no traffic."""
+    both = gl.permute(gl.join(x, gl.zeros_like(x)), (0, 2, 1))
+    return gl.convert_layout(gl.reshape(both, [x.shape[0], 2 * x.shape[1]]), LAYOUT)

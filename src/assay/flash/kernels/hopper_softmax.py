@@ -1,0 +1,74 @@
+"""The softmax of the Hopper forward: one block of scores of a consumer's 64 rows."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+
+from assay.flash.kernels.hopper_fragments import hidden
+from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
+
+
+@gluon.jit
+def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
+    """−inf for keys that a row does not see; "left": only those before its window."""
+    position = rows + (work.len_k - work.len_q - start)
+    if MASK == "all":
+        limits = gl.full([ROWS], 0, gl.int32, rows.type.layout) + (work.len_k - 1 - start)
+        if span.right is not None:
+            limits = gl.minimum(limits, position + span.right)
+        s = hidden(s, limits, columns, "behind")
+    if span.left is not None:
+        s = hidden(s, position - span.left, columns, "before")
+    return s
+
+
+@gluon.jit
+def softmax(
+    s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK: gl.constexpr
+):  # fmt: skip
+    """One block's scores → P, the new maximum and row sum, and the factor for what came before.
+
+    With `scores.near` the block's keys are `leaning`, and all are counted from the tile's first position: what that
+    adds to a row's scores `attend` takes off its LSE.
+    """
+    LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
+    unit = scores.scale
+    if scores.cap is not None:
+        s = tanh(s * scores.scale)
+        unit = scores.cap
+    ahead = 0.0
+    if scores.near is not None:
+        s += gl.expand_dims(leaning, 0)
+        ahead = slope * (start - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
+    if not LINEAR:
+        position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
+        keys = gl.expand_dims(start + columns, 0)
+        s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
+    if MASK is not None:
+        s = masked(s, start, rows, columns, work, span, MASK)
+    if LINEAR:
+        latest = gl.maximum(maximum, gl.max(s, 1) * unit + ahead)
+    else:
+        latest = gl.maximum(maximum, gl.max(s, 1))
+    reference = latest
+    if MASK is not None:
+        reference = gl.where(latest == float("-inf"), 0.0, latest)
+    if LINEAR:
+        p = gl.exp2(s * unit - gl.expand_dims(reference - ahead, 1))
+    else:
+        p = gl.exp2(s - gl.expand_dims(reference, 1))
+    factor = gl.exp2(maximum - reference)
+    sums = partial_sums(p)
+    row_sum = row_sum * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout)), 1)
+    return p, latest, row_sum + sums, factor
+
+
+@gluon.jit
+def leaning_of(columns, slope, scores):
+    """Near ALiBi: what is added to the keys of a block."""
+    if scores.near is not None:
+        return slope / (scores.scale if scores.cap is None else scores.cap) * columns.to(gl.float32)
+    else:
+        return slope

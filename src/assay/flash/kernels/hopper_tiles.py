@@ -1,0 +1,165 @@
+"""Which tile a CTA of the Hopper forward takes next, which keys its rows see, and how its warps hear of it."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+TOGETHER = gl.constexpr(4)  # heads
+FIELDS = gl.constexpr(6)  # of a note
+
+
+class Work(NamedTuple):
+    """One tile."""
+
+    first_row: Any
+    """Within the sequence."""
+    head: Any
+    sequence: Any
+    """The batch, or which of the packed sequences."""
+    before_q: Any
+    """Rows of earlier sequences."""
+    len_q: Any
+    len_k: Any
+
+
+class Keys(NamedTuple):
+    """Blocks of keys: those from begin to end are seen, those between the middle two by every row, whole.
+
+    Before the middle two keys are hidden on the left only.
+    """
+
+    begin: Any
+    whole_begin: Any
+    whole_end: Any
+    end: Any
+    upto: Any
+    """The key behind the last that is seen."""
+
+
+@gluon.jit
+def blocks_of(places, span, ROWS: gl.constexpr):
+    """Blocks of rows of a head. Packed: `places` holds their number, then each one's sequence and number there."""
+    if places is None:
+        return gl.cdiv(span.queries, ROWS)
+    else:
+        return gl.load(places)
+
+
+@gluon.jit
+def work_of(tile, places, span, batches, heads, ROWS: gl.constexpr):
+    """A tile's rows, and the keys of earlier sequences.
+
+    Tiles go by four heads, whose K and V stay in the cache; of these, those of late rows, which see more, go first.
+    """
+    blocks = blocks_of(places, span, ROWS)
+    first_head = tile // (blocks * TOGETHER) * TOGETHER
+    together = gl.minimum(batches * heads - first_head, TOGETHER)
+    number = tile - first_head * blocks
+    late = number // together
+    any_head = first_head + number - late * together
+    sequence = any_head // heads
+    head = any_head - sequence * heads
+    block = blocks - 1 - late
+    before_q = 0
+    before_k = 0
+    len_q, len_k = span.queries, span.keys
+    if places is not None:
+        sequence = gl.load(places + 1 + 2 * block)
+        block = gl.load(places + 2 + 2 * block)
+        before_q, before_k = gl.load(span.cu_q + sequence), gl.load(span.cu_k + sequence)
+        len_q, len_k = gl.load(span.cu_q + sequence + 1) - before_q, gl.load(span.cu_k + sequence + 1) - before_k
+    return Work(block * ROWS, head, sequence, before_q, len_q, len_k), before_k
+
+
+@gluon.jit
+def keys_of(work, first, span, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """The blocks of keys that the rows from `first` on see; at least one, which may be masked as a whole."""
+    last = gl.minimum(first + ROWS, work.len_q) - 1
+    shift = work.len_k - work.len_q
+    begin = 0
+    upto = work.len_k
+    whole_begin = 0
+    whole_end = work.len_k // COLUMNS
+    if span.right is not None:
+        upto = gl.minimum(upto, gl.maximum(last + shift + span.right + 1, 0))
+        whole_end = gl.minimum(whole_end, gl.maximum(first + shift + span.right + 1, 0) // COLUMNS)
+    end = gl.cdiv(upto, COLUMNS)
+    if span.left is not None:
+        begin = gl.minimum(gl.maximum(first + shift - span.left, 0) // COLUMNS, end)
+        whole_begin = gl.cdiv(gl.maximum(last + shift - span.left, 0), COLUMNS)
+    return Keys(begin, whole_begin, whole_end, gl.maximum(end, begin + 1), upto)
+
+
+@gluon.jit
+def within(keys, tile, there):
+    """A consumer's keys as part of the tile's; one block of them if its rows are not `there`."""
+    end = gl.minimum(keys.end, tile.end)
+    begin = gl.minimum(keys.begin, end - 1)
+    begin = gl.where(there, begin, end - 1)
+    whole_end = gl.minimum(gl.maximum(keys.whole_end, begin), end)
+    whole_begin = gl.minimum(gl.maximum(keys.whole_begin, begin), whole_end)
+    return Keys(begin, whole_begin, whole_end, end, keys.upto)
+
+
+@gluon.jit
+def claim(counter, tiles):
+    """The next tile that nobody has. Each tile is followed by one claim: the last leaves the counter at 0."""
+    taken = gl.atomic_add(counter, 1)
+    if taken == tiles - 1:
+        gl.store(counter, 0)
+    return taken + gl.num_programs(0)
+
+
+@gluon.jit
+def notes():
+    """Room for two."""
+    return gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def tell(note, full, empty, count, work, PACKED: gl.constexpr):
+    """The producer's: of its count-th tile; a first row of −1 says that there is none."""
+    slot = count & 1
+    mbarrier.wait(empty.index(slot), ((count >> 1) & 1) ^ 1)
+    put(note, slot * FIELDS, work.first_row)
+    put(note, slot * FIELDS + 1, work.head)
+    put(note, slot * FIELDS + 2, work.sequence)
+    if PACKED:
+        put(note, slot * FIELDS + 3, work.before_q)
+        put(note, slot * FIELDS + 4, work.len_q)
+        put(note, slot * FIELDS + 5, work.len_k)
+    gl.thread_barrier()  # all threads write it, one tells the consumers
+    mbarrier.arrive(full.index(slot), count=1)
+
+
+@gluon.jit
+def hear(note, full, empty, count, span, PACKED: gl.constexpr):
+    """A consumer's."""
+    slot = count & 1
+    mbarrier.wait(full.index(slot), (count >> 1) & 1)
+    first_row, head, sequence = get(note, slot * FIELDS), get(note, slot * FIELDS + 1), get(note, slot * FIELDS + 2)
+    before_q = 0
+    len_q, len_k = span.queries, span.keys
+    if PACKED:
+        before_q = get(note, slot * FIELDS + 3)
+        len_q, len_k = get(note, slot * FIELDS + 4), get(note, slot * FIELDS + 5)
+    gl.thread_barrier()  # one thread tells the producer, and all have read
+    mbarrier.arrive(empty.index(slot), count=1)
+    return Work(first_row, head, sequence, before_q, len_q, len_k)
+
+
+@gluon.jit
+def put(note, place, value):
+    """One number, by all threads."""
+    note.index(place).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])) + value)
+
+
+@gluon.jit
+def get(note, place):
+    """One number, to all threads."""
+    return gl.max(note.index(place).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
