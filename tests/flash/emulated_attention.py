@@ -38,6 +38,8 @@ from tests.gluon.errors import options, stats
 Case = tuple[str, Callable[[], None]]
 """What it is, and a function that raises AssertionError where it is wrong."""
 FORWARD_DIMS = [
+    (64, 64),
+    (64, 40),
     (128, 128),
     (256, 256),
     (100, 128),
@@ -104,8 +106,10 @@ def without(x: torch.Tensor, starts: torch.Tensor | None, skipped: int | None) -
     return x
 
 
-def forward(rng: Random, root: str) -> Case | None:
-    launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
+def forward(rng: Random, root: str, module: str = "hopper") -> Case | None:
+    loader = loader_of(root, int(rng.integers(1, 4)))
+    launch = loader.load("assay.flash.launch")
+    launch.hopper_forward = loader.load(f"assay.flash.{module}")
     launch._few_queries = lambda call: False
     call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
     skipped = spoil(rng, call)
@@ -123,7 +127,11 @@ def forward(rng: Random, root: str) -> Case | None:
         close("out", out, want, relative * spread + u * want.abs() + least * (1 + values))
         close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
 
-    return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper.takes(call) else None
+    return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper_forward.takes(call) else None
+
+
+def tiles(rng: Random, root: str) -> Case | None:
+    return forward(rng, root, "hopper_forward_tiles")
 
 
 def backward(rng: Random, root: str) -> Case | None:
@@ -227,7 +235,12 @@ def fp8(rng: Random, root: str) -> Case:
     return f"{described(call)}, {how}", check
 
 
-KINDS: dict[str, Callable[[Random, str], Case | None]] = {"forward": forward, "backward": backward, "fp8": fp8}
+KINDS: dict[str, Callable[[Random, str], Case | None]] = {
+    "forward": forward,
+    "tiles": tiles,
+    "backward": backward,
+    "fp8": fp8,
+}
 
 
 def main(root: str, kind: str, cases: int) -> None:

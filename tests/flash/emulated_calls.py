@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ def pretend_hopper() -> None:
     cuda.get_device_properties = lambda *_: Card
     cuda.get_device_capability = lambda *_: (9, 0)
     cuda.is_current_stream_capturing = lambda: False
-    cuda.current_stream = lambda *_: None
+    stream = SimpleNamespace(cuda_stream=0)
+    cuda.current_stream = lambda *_: stream
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
