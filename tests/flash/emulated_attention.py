@@ -38,6 +38,8 @@ from tests.gluon.errors import options, stats
 Case = tuple[str, Callable[[], None]]
 """What it is, and a function that raises AssertionError where it is wrong."""
 FORWARD_DIMS = [
+    (64, 64),
+    (64, 40),
     (128, 128),
     (256, 256),
     (100, 128),
@@ -84,12 +86,12 @@ def truth(call: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple
 def score_error(call: Any, q: torch.Tensor, k: torch.Tensor) -> float:
     """The largest absolute error of a score that FP32 can make."""
     k = k.nan_to_num().repeat_interleave(q.shape[1] // k.shape[1], 1)
-    largest = float((q.abs() @ k.abs().mT).max()) * abs(call.scale)
+    largest = float((q.abs() @ k.abs().mT).max()) * abs(float(call.scale))
     if call.slopes is not None:
         largest += float(call.slopes.max()) * max(q.shape[2], k.shape[2])
     if call.sinks is not None:
         largest += float(call.sinks.abs().max())
-    return (q.shape[3] + 8) * FP32 * (largest + (call.softcap or 0))
+    return (q.shape[3] + 8) * FP32 * (largest + float(call.softcap or 0))
 
 
 def by_query_head(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -104,8 +106,10 @@ def without(x: torch.Tensor, starts: torch.Tensor | None, skipped: int | None) -
     return x
 
 
-def forward(rng: Random, root: str) -> Case | None:
-    launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
+def forward(rng: Random, root: str, module: str = "hopper") -> Case | None:
+    loader = loader_of(root, int(rng.integers(1, 4)))
+    launch = loader.load("assay.flash.launch")
+    launch.hopper_forward = loader.load(f"assay.flash.{module}")
     launch._few_queries = lambda call: False
     call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
     skipped = spoil(rng, call)
@@ -123,7 +127,11 @@ def forward(rng: Random, root: str) -> Case | None:
         close("out", out, want, relative * spread + u * want.abs() + least * (1 + values))
         close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
 
-    return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper.takes(call) else None
+    return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper_forward.takes(call) else None
+
+
+def tiles(rng: Random, root: str) -> Case | None:
+    return forward(rng, root, "hopper_forward_tiles")
 
 
 def backward(rng: Random, root: str) -> Case | None:
@@ -132,7 +140,8 @@ def backward(rng: Random, root: str) -> Case | None:
     call = random_call(rng, launch.Call, dims, most=300, deterministic=bool(rng.random() < 0.3))
     if not any(f(call) for name, f in vars(launch.hopper).items() if name.startswith("takes_backward")):
         return None  # only Triton's own kernels would run
-    dout = random_tensor(rng, *call.q.shape[:3], call.v.shape[3], call.q.dtype)
+    batch, heads, queries = call.q.shape[:3]
+    dout = random_tensor(rng, batch, heads, queries, call.v.shape[3], call.q.dtype)
     dlse = torch.randn(call.q.shape[:3]) if rng.random() < 0.3 else None
     skipped = spoil(rng, call)
 
@@ -168,7 +177,8 @@ def gradient_bounds(
     scale, small = abs(call.scale), least * max(1, abs(call.scale))
 
     def of_heads(x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(1, (k.shape[1], -1)).sum(2)
+        parts: torch.Tensor = x.unflatten(1, (k.shape[1], -1))
+        return parts.sum(2)
 
     twice, once = (1 + u) * (2 * u + single), (1 + u) * (u + single)
     dq = twice * scale * (ds @ heads_k) + small * (1 + heads_k.sum(2, keepdim=True))
@@ -225,7 +235,12 @@ def fp8(rng: Random, root: str) -> Case:
     return f"{described(call)}, {how}", check
 
 
-KINDS: dict[str, Callable[[Random, str], Case | None]] = {"forward": forward, "backward": backward, "fp8": fp8}
+KINDS: dict[str, Callable[[Random, str], Case | None]] = {
+    "forward": forward,
+    "tiles": tiles,
+    "backward": backward,
+    "fp8": fp8,
+}
 
 
 def main(root: str, kind: str, cases: int) -> None:

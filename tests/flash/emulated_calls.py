@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,12 @@ def loader_of(root: str, processors: int) -> Any:
 
 def pretend_hopper() -> None:
     """For the rest of the process: torch.cuda answers for a Hopper card, and torch.empty gives NaN."""
-    torch.cuda.get_device_properties = lambda *_: Card
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
-    torch.cuda.is_current_stream_capturing = lambda: False
-    torch.cuda.current_stream = lambda *_: None
+    cuda: Any = torch.cuda
+    cuda.get_device_properties = lambda *_: Card
+    cuda.get_device_capability = lambda *_: (9, 0)
+    cuda.is_current_stream_capturing = lambda: False
+    stream = SimpleNamespace(cuda_stream=0)
+    cuda.current_stream = lambda *_: stream
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
@@ -51,17 +54,17 @@ def random_tensor(rng: Random, batch: int, heads: int, length: int, dim: int, dt
 
 def random_length(rng: Random, most: int) -> int:
     """Up to `most`, often at or beside a tile's edge."""
-    edges = [1, 2, 17, 63, 64, 65, 127, 128, 129, 200, 256, 257, 300, most, rng.integers(1, most + 1)]
+    edges = [1, 2, 17, 63, 64, 65, 127, 128, 129, 200, 256, 257, 300, most, int(rng.integers(1, most + 1))]
     return min(most, int(rng.choice(edges)))
 
 
 def random_packing(rng: Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Where sequences begin, of queries and of keys; some are empty."""
     count = int(rng.integers(1, 5))
-    queries = [int(rng.choice([0, 1, 5, 64, 100, 128, 130, rng.integers(0, 300)])) for _ in range(count)]
+    queries = [int(rng.choice([0, 1, 5, 64, 100, 128, 130, int(rng.integers(0, 300))])) for _ in range(count)]
     keys = queries
     if rng.random() < 0.5:
-        keys = [int(rng.choice([0, 1, 7, 64, 128, rng.integers(0, 300)])) for _ in range(count)]
+        keys = [int(rng.choice([0, 1, 7, 64, 128, int(rng.integers(0, 300))])) for _ in range(count)]
     queries = [3, *queries[1:]] if sum(queries) == 0 else queries
     keys = [*keys[:-1], 3] if sum(keys) == 0 else keys
     starts = [torch.tensor([0, *np.cumsum(x)], dtype=torch.int32) for x in (queries, keys)]

@@ -1,0 +1,61 @@
+"""The Hopper kernels run on the CPU, by the emulator of tests/gluon: numbers, races, deadlocks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import assay
+
+pytest.importorskip("ml_dtypes")
+
+SOURCE = Path(assay.__file__).parent
+KERNEL = "flash/kernels/hopper_forward.py"
+ARRIVE = "        mbarrier.arrive(buffers.v_empty.index(before), count=1)\n"
+WAIT = "        output = warpgroup_mma_wait(0, deps=(output,))\n"
+FAULTS = {
+    "V given back before it was read": (WAIT + ARRIVE, ARRIVE + WAIT, "Race: race on"),
+    "no wait for V": (
+        "        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)\n",
+        "",
+        "Race: race on",
+    ),
+    "an arrival forgotten": (
+        "    mbarrier.arrive(buffers.v_empty.index(step % STAGES), count=1)\n",
+        "",
+        "Deadlock: deadlock in attention_forward_hopper",
+    ),
+    "a key too few": ("keys <= position + span.right", "keys < position + span.right", "AssertionError: out:"),
+}
+"""What is in the kernel, what takes its place, and what is to be said about that."""
+
+
+def run(sources: Path, kind: str, cases: int) -> subprocess.CompletedProcess[str]:
+    """A process of its own, since there torch answers for a card that is not there."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.flash.emulated_attention", str(sources), kind, str(cases)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "cases"), [("forward", 40), ("tiles", 40), ("backward", 30), ("fp8", 15)])
+def test_random_calls(kind: str, cases: int) -> None:
+    done = run(SOURCE.parent, kind, cases)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{cases} cases"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
+    old, new, said = FAULTS[fault]
+    shutil.copytree(SOURCE / "flash", tmp_path / "assay/flash")
+    text = (tmp_path / "assay" / KERNEL).read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "assay" / KERNEL).write_text(text.replace(old, new), encoding="utf-8")
+    done = run(tmp_path, "forward", 10)
+    assert done.returncode == 1
+    assert said in done.stderr
