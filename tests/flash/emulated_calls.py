@@ -39,7 +39,7 @@ def pretend_hopper() -> None:
     cuda.get_device_properties = lambda *_: Card
     cuda.get_device_capability = lambda *_: (9, 0)
     cuda.is_current_stream_capturing = lambda: False
-    stream = SimpleNamespace(cuda_stream=0)
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     cuda.current_stream = lambda *_: stream
     torch.use_deterministic_algorithms(True, warn_only=True)
 
