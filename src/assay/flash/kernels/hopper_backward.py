@@ -237,7 +237,8 @@ def step_128(
     """A block of 64 rows at D 128, given its S; S of the next is returned.
 
     dP runs beside the exponentials; dQ of the block before (whose place is `before`), dK and the next S one after the
-    other, while dQ leaves for memory. dV is waited for early: what more is in flight gives no room in the registers.
+    other, while dQ leaves for memory. dV is waited for with dP, which is faster than not to wait: it lets the other
+    consumer's products through (docs/log.md).
     """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
