@@ -30,7 +30,7 @@ def use_for_sdpa() -> AbstractContextManager[object]:
     - What torch.compile has compiled outside is compiled again inside, with ours, and neither is taken for the other.
       Two things warn there: what is checkpointed runs uncompiled, and `nn.TransformerEncoderLayer` keeps its fused
       evaluation path, and says how to turn that off.
-    - TorchScript and the branches of `torch.cond` keep torch's. Dropout draws other numbers than torch's.
+    - TorchScript and the branches of `torch.cond` keep torch's. Dropout may draw other numbers than torch's.
     """
     return AttentionMode()
 
