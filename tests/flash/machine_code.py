@@ -93,7 +93,7 @@ def read(listing: str) -> Code:
 def unset(code: Code) -> list[str]:
     """Instructions that read a uniform register which some way to them has not set.
 
-    ptxas 12.9 has made such code of two products in the two arms of an `if`.
+    ptxas 12.8 has made such code of two products in the two arms of an `if`.
     """
     uses = [_registers(text) for text in code.instructions]
     known: list[frozenset[int] | None] = [None] * len(uses)

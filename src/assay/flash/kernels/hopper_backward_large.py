@@ -28,7 +28,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from assay.flash.kernels.hopper_backward_q import put
 from assay.flash.kernels.hopper_keys import blocks_of, work_of
-from assay.flash.kernels.hopper_shared import LOG2_E, ROWS, barriers, clean, packed, shared, tanh, unpacked
+from assay.flash.kernels.hopper_shared import (
+    LOG2_E,
+    ROWS,
+    barriers,
+    claim_tile,
+    clean,
+    next_tile,
+    packed,
+    shared,
+    tanh,
+    unpacked,
+)
 
 KEYS = gl.constexpr(64)  # of a tile
 STAGES = gl.constexpr(2)
@@ -76,7 +87,6 @@ def produce(
     kv_heads, group,
 ):  # fmt: skip
     """Tile after tile: K and V, and block by block Q with the LSE and dO with delta."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     tiles = blocks_of(places, span, KEYS) * batches * kv_heads
     tile = gl.program_id(0)
     count = 0
@@ -116,13 +126,7 @@ def produce(
                 block = work.begin
                 head += 1
             step += 1
-        # Taken only now: a tile claimed early may wait here while another CTA is free.
-        tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
-        slot = count & 1
-        mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
-        gl.thread_barrier()  # all threads write it, one tells the others
-        mbarrier.arrive(buffers.next_full.index(slot), count=1)
+        tile = claim_tile(counter, buffers, count)  # only now: claimed early it may wait here while another CTA is free
         count += 1
 
 
@@ -142,18 +146,6 @@ def bring(tiles, lines, place, line, buffer, line_buffer, full, raw, there, clea
         tma.async_copy_global_to_shared(tiles, place, full, buffer)
         tma.async_copy_global_to_shared(lines, [line], full, line_buffer)
     return cleaned
-
-
-@gluon.jit
-def next_tile(buffers, count):
-    """As the producer took it."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    slot = count & 1
-    mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
-    tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
-    gl.thread_barrier()  # one thread tells the producer, and all have read
-    mbarrier.arrive(buffers.next_empty.index(slot), count=1)
-    return tile
 
 
 @gluon.jit

@@ -24,7 +24,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.hopper_forward import CONSUMERS, blocks_of, work_of
-from assay.flash.kernels.hopper_shared import LOG2_E, ROWS, barriers, clean, packed, shared, tanh, unpacked
+from assay.flash.kernels.hopper_shared import (
+    LOG2_E,
+    ROWS,
+    barriers,
+    claim_tile,
+    clean,
+    next_tile,
+    packed,
+    shared,
+    tanh,
+    unpacked,
+)
 
 
 class Buffers(NamedTuple):
@@ -70,7 +81,6 @@ def produce(
     COLUMNS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
 ):  # fmt: skip
     """Tile after tile: Q and dO, then K and V block by block, from right to left."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -106,13 +116,7 @@ def produce(
             mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
             tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), buffers.v.index(stage))
             step += 1
-        # Taken only now: a tile claimed early may wait here while another CTA is free.
-        tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
-        slot = count & 1
-        mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
-        gl.thread_barrier()  # all threads write it, one tells the consumers
-        mbarrier.arrive(buffers.next_full.index(slot), count=1)
+        tile = claim_tile(counter, buffers, count)  # only now: claimed early it may wait here while another CTA is free
         count += 1
 
 
@@ -196,7 +200,6 @@ def consume(
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -216,11 +219,7 @@ def consume(
         if LARGE:
             tma.store_wait(0)  # dQ went through Q's buffer
             mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-        slot = count & 1
-        mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
-        tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
-        gl.thread_barrier()  # one thread tells the producer, and all have read
-        mbarrier.arrive(buffers.next_empty.index(slot), count=1)
+        tile = next_tile(buffers, count)
         count += 1
     tma.store_wait(0)
 

@@ -24,7 +24,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_shared import LN_2, LOG2_E, ROWS, barriers, clean, packed, shared, tanh, unpacked, write
+from assay.flash.kernels.hopper_shared import (
+    LN_2,
+    LOG2_E,
+    ROWS,
+    barriers,
+    claim_tile,
+    clean,
+    next_tile,
+    packed,
+    shared,
+    tanh,
+    unpacked,
+    write,
+)
 
 CONSUMERS = gl.constexpr(2)
 STAGES = gl.constexpr(2)
@@ -133,7 +146,6 @@ def produce(
     COLUMNS: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
 ):  # fmt: skip
     """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -167,13 +179,7 @@ def produce(
                 mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
                 tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), v)
             step += 1
-        # Taken only now: a tile claimed early may wait here while another CTA is free.
-        tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
-        slot = count & 1
-        mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
-        gl.thread_barrier()  # all threads write it, one tells the consumers
-        mbarrier.arrive(buffers.next_full.index(slot), count=1)
+        tile = claim_tile(counter, buffers, count)  # only now: claimed early it may wait here while another CTA is free
         count += 1
 
 
@@ -259,7 +265,6 @@ def consume(
     COLUMNS: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, OWN_BUFFER: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -271,11 +276,7 @@ def consume(
             consumer, VALUE_DIM, BLOCK_VALUE_DIM, COLUMNS, Q_IN_REGISTERS, OWN_BUFFER,
         )  # fmt: skip
         step += work.end - work.begin
-        slot = count & 1
-        mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
-        tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
-        gl.thread_barrier()  # one thread tells the producer, and all have read
-        mbarrier.arrive(buffers.next_empty.index(slot), count=1)
+        tile = next_tile(buffers, count)
         count += 1
     tma.store_wait(0)
 

@@ -30,6 +30,8 @@ from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     barriers,
+    claim_tile,
+    next_tile,
     partial_sums,
     shared,
     tanh,
@@ -98,7 +100,6 @@ class Buffers(NamedTuple):
 @gluon.jit
 def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group):
     """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     COLUMNS: gl.constexpr = buffers.k.shape[1]
     STAGES: gl.constexpr = buffers.k.shape[0]
     tiles = blocks_of(None, span) * batches * heads
@@ -126,12 +127,7 @@ def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, g
             place = [work.batch, work.kv_head, 0, start]
             tma.async_copy_global_to_shared(v_tiles, place, v_full, buffers.v.index(stage))
             step += 1
-        tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
-        slot = count & 1
-        mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
-        gl.thread_barrier()  # all threads write it, one tells the consumers
-        mbarrier.arrive(buffers.next_full.index(slot), count=1)
+        tile = claim_tile(counter, buffers, count)
         count += 1
 
 
@@ -272,7 +268,6 @@ def consume(
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     tiles = blocks_of(None, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -284,11 +279,7 @@ def consume(
             consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,
         )  # fmt: skip
         step += work.end - work.begin
-        slot = count & 1
-        mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
-        tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
-        gl.thread_barrier()  # one thread tells the producer, and all have read
-        mbarrier.arrive(buffers.next_empty.index(slot), count=1)
+        tile = next_tile(buffers, count)
         count += 1
     tma.store_wait(0)
 
