@@ -11,7 +11,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.flash import decode, hopper
-from assay.flash import hopper as hopper_forward  # or hopper_forward_tiles: faster, its last form not yet run on a GPU
+from assay.flash import hopper_forward_tiles as hopper_forward
 from assay.flash.call import Call, Gradients
 from assay.flash.descriptors import row_tiles, tiles
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, attention_prepare_backward
