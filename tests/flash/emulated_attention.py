@@ -106,10 +106,9 @@ def without(x: torch.Tensor, starts: torch.Tensor | None, skipped: int | None) -
     return x
 
 
-def forward(rng: Random, root: str, module: str = "hopper") -> Case | None:
+def forward(rng: Random, root: str) -> Case | None:
     loader = loader_of(root, int(rng.integers(1, 4)))
     launch = loader.load("assay.flash.launch")
-    launch.hopper_forward = loader.load(f"assay.flash.{module}")
     launch._few_queries = lambda call: False
     call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
     skipped = spoil(rng, call)
@@ -128,10 +127,6 @@ def forward(rng: Random, root: str, module: str = "hopper") -> Case | None:
         close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
 
     return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper_forward.takes(call) else None
-
-
-def tiles(rng: Random, root: str) -> Case | None:
-    return forward(rng, root, "hopper_forward_tiles")
 
 
 def backward(rng: Random, root: str) -> Case | None:
@@ -237,7 +232,6 @@ def fp8(rng: Random, root: str) -> Case:
 
 KINDS: dict[str, Callable[[Random, str], Case | None]] = {
     "forward": forward,
-    "tiles": tiles,
     "backward": backward,
     "fp8": fp8,
 }

@@ -15,19 +15,13 @@ from assay.flash.layout import empty_output
 from tests.flash.cases import Case, Drawn, largest, theirs
 
 hopper = pytest.importorskip("assay.flash.hopper_forward_tiles")
+places = pytest.importorskip("assay.flash.hopper").places
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 def on_hopper(test: Any) -> Any:
-    """Of the kernel, which `launch` may not have chosen."""
-    for mark in (
-        pytest.mark.gpu,
-        pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU"),
-        pytest.mark.usefixtures("chosen"),
-    ):
-        test = mark(test)
-    return test
+    return pytest.mark.gpu(pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")(test))
 
 
 PACKED = ((200, 200), (0, 7), (77, 140), (1, 300), (130, 130))
@@ -50,12 +44,6 @@ FEATURES = {
     "packed, left only": Case(packed=(*PACKED, (700, 700)), window=(100, None)),
     "packed, sinks": Case(packed=PACKED, sinks=True, softcap=3.0),
 }
-
-
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever `launch` chooses, these tests are of this kernel."""
-    monkeypatch.setattr(launch, "hopper_forward", hopper)
 
 
 def call(length: int = 1000, dim: int = 64, seed: int = 0, device: str = "cuda", **how: Any) -> Call:
@@ -131,6 +119,20 @@ def test_the_number_of_consumers_changes_no_bit(
         results.append(launch.forward(this))
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
+
+
+@on_hopper
+@pytest.mark.parametrize("size", [64, 128, 192])
+@pytest.mark.parametrize("count", [1, 5, 128, 129, 700])
+def test_places_of_packed_tiles(count: int, size: int) -> None:
+    lengths = torch.randint(0, 400, (count,), generator=torch.Generator().manual_seed(count)).tolist()
+    cu = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+    wanted = [(sequence, tile) for sequence, length in enumerate(lengths) for tile in range(-(-length // size))]
+    most = int(cu[-1]) // size + 1 + count
+    found = places(cu.cuda(), most, size).tolist()
+    assert len(found) == 1 + 2 * most
+    assert found[0] == len(wanted)
+    assert list(zip(found[1::2], found[2::2], strict=True))[: len(wanted)] == wanted
 
 
 @on_hopper

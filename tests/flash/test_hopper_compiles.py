@@ -44,7 +44,7 @@ def on_hopper() -> Iterator[list[Any]]:
         patch.setattr(hopper, "can", lambda call, dims: max(call.q.shape[3], call.v.shape[3]) in dims)
         patch.setattr(hopper, "processors", lambda index: 132)
         patch.setattr(fp8_launch, "_processors", lambda index: 132)
-        patch.setattr(hopper, "places", hopper._count_places)
+        patch.setattr(hopper, "places", lambda cu, most, size: torch.zeros(1 + 2 * most, dtype=torch.int32))
         patch.setattr(hopper_forward_tiles, "_counter", lambda device: torch.zeros(1, dtype=torch.int32))
         yield kernels
 
@@ -68,19 +68,16 @@ def test_attention(dim: int, name: str) -> None:
         out, lse = launch.forward(call)
         launch.backward(call, out, lse, torch.zeros_like(out), None, False)
         launch.backward(replace(call, deterministic=True), out, lse, torch.zeros_like(out), None, False)
-    gluon = [kernel for kernel in kernels if "hopper" in kernel.name or "large" in kernel.name]
-    assert len(gluon) == {64: 3, 128: 4, 256: 5}[dim]
+    gluon = [kernel for kernel in kernels if kernel.name.endswith(("hopper", "large", "tiles"))]
+    assert len(gluon) == {64: 4, 128: 4, 256: 5}[dim]
     check(gluon, full=call.slopes is not None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CASES, "short"])
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_two_or_three_consumers(monkeypatch: pytest.MonkeyPatch, dim: int, name: str) -> None:
-    case = CASES.get(name, Case(queries=300, keys=300, causal=True))
-    monkeypatch.setattr(launch, "hopper_forward", hopper_forward_tiles)
+def test_short_sequences_of_small_heads() -> None:
+    case = Case(queries=300, keys=300, causal=True, dims=(64, 64), batch=1)
     with on_hopper() as kernels:
-        launch.forward(Drawn(replace(case, dims=(dim, dim), batch=1), torch.bfloat16).call())
+        launch.forward(Drawn(case, torch.bfloat16).call())
     assert [kernel.name for kernel in kernels] == ["attention_forward_tiles"]
     check(kernels)
 

@@ -14,12 +14,11 @@ from assay.flash.kernels.backward import attention_cast_dq
 from assay.flash.kernels.hopper_backward import attention_backward_hopper
 from assay.flash.kernels.hopper_backward_large import attention_backward_kv_large
 from assay.flash.kernels.hopper_backward_q import attention_backward_q_hopper
-from assay.flash.kernels.hopper_forward import attention_forward_hopper
+from assay.flash.kernels.places import count_places
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.numerics import SHIPPED
 
-DIMS: tuple[int, ...] = (128, 256)
 DIMS_BACKWARD: tuple[int, ...] = (64, 128, 256)
 ROWS = 128
 """Of a tile."""
@@ -27,11 +26,6 @@ KEYS, KEYS_LARGE = 128, 64
 """Of a tile of the backward pass; of `backward_kv_large`."""
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K, V, dO, the LSE in units of log₂, and delta."""
-
-
-def takes(call: Call) -> bool:
-    """Whether the Hopper kernel can do the call, and is the faster one."""
-    return can(call, DIMS)
 
 
 def can(call: Call, dims: tuple[int, ...]) -> bool:
@@ -46,48 +40,6 @@ def can(call: Call, dims: tuple[int, ...]) -> bool:
         and call.dropout == 0
         and call.scaled
         and call.numerics == SHIPPED
-    )
-
-
-def forward(
-    call: Call,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    span: Span,
-    scores: Scores,
-) -> None:
-    """Fill `out` and `lse`."""
-    dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
-    batches, heads = q.shape[:2]
-    cu = call.cu_seqlens_q
-    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
-    attention_forward_hopper[(min(blocks * batches * heads, processors(q.device.index)),)](
-        gluon_tiles(q, 64),
-        gluon_tiles(k, keys),
-        gluon_tiles(v, keys),
-        gluon_tiles(out, 64) if is_aligned(out) else None,
-        out,
-        out.stride()[:3],
-        lse,
-        call.sinks,
-        torch.zeros(1, dtype=torch.int32, device=q.device),
-        None if cu is None else places(cu, blocks, ROWS),
-        span,
-        scores,
-        batches,
-        heads,
-        call.group,
-        v.shape[3],
-        dim,
-        value_dim,
-        keys,
-        dim <= 128,
-        dim <= 128 or value_dim != dim,
-        240,
-        num_warps=4,
     )
 
 
@@ -255,11 +207,9 @@ def places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
 
 def _count_places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
     """Packed: how many blocks of so many rows there are, then each one's sequence and number there; no host read."""
-    ends = ((cu[1:] - cu[:-1] + (size - 1)) // size).cumsum(0, dtype=torch.int32)
-    blocks = torch.arange(most, dtype=torch.int32, device=cu.device)
-    sequences = torch.searchsorted(ends, blocks, right=True, out_int32=True).clamp_(max=len(ends) - 1)
-    before = torch.cat((ends.new_zeros(1), ends[:-1]))
-    return torch.cat((ends[-1:], torch.stack((sequences, blocks - before[sequences]), 1).flatten()))
+    found = torch.empty(1 + 2 * most, dtype=torch.int32, device=cu.device)
+    count_places[(triton.cdiv(most, 64),)](cu, found, len(cu) - 1, most, size, 64, 128)
+    return found
 
 
 def columns(call: Call) -> int:

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_forward import CONSUMERS, blocks_of, work_of
+from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, work_of
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
