@@ -37,8 +37,10 @@ from assay.watching.call import AttentionCall
 from assay.watching.watch import Watch
 
 EVERY, SHARE_GOAL, ALL_GOAL = 100, 0.02, 1.10
-RUN = 2.0
+RUN = 1.0
 """Seconds that a run of steps lasts about, at most one step for each layer; and at least four."""
+TURNS = {"cpu": 1, "cuda": 4}["cuda" if torch.cuda.is_available() else "cpu"]
+"""Of those runs in a round, which are short beside the rest of it: a GPU's clock swings."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZE = {"cpu": "5m", "cuda": "100m"}[DEVICE]
@@ -149,13 +151,14 @@ def measure(batch: int, length: int, causal: bool, dtype: str, rounds: int) -> b
     count = max(4, min(depth, int(RUN / seconds(step))))
     compared = [EVERY - layer * depth // count for layer in range(count)]  # in each of them another layer
     for _ in range(rounds):
-        times.setdefault("alone", []).append(run(compared))
-        with assay.watch(model, every=EVERY) as w:
-            run([0], w)  # entering is paid once
-            times.setdefault("idle", []).append(run([number - EVERY // 2 for number in compared], w))
-            before = w.calls
-            times.setdefault("sampled", []).append(run(compared, w))
-            assert w.calls - before == count
+        for _ in range(TURNS):
+            times.setdefault("alone", []).append(run(compared))
+            with assay.watch(model, every=EVERY) as w:
+                run([0], w)  # entering is paid once
+                times.setdefault("idle", []).append(run([number - EVERY // 2 for number in compared], w))
+                before = w.calls
+                times.setdefault("sampled", []).append(run(compared, w))
+                assert w.calls - before == count
         with assay.watch(model) as w:
             run([0], w)
             times.setdefault("always", []).append(run([1], w))

@@ -120,7 +120,7 @@ def test_refused_before_a_launch(name: str) -> None:
     """No kernel of ours runs: what the profiler sees are torch's fills and copies alone."""
     call, message = BAD[name]
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen, pytest.raises(ValueError, match=message):
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen, pytest.raises(ValueError, match=message):
         call()
     torch.cuda.synchronize()
     ours = [event.key for event in seen.key_averages() if "attention" in event.key or "rotate" in event.key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 SAMPLE = 1 << 12
 """Elements of a row, evenly spaced: sorting must stay cheaper than attention."""
-Pair = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Makes two tensors ready to be compared; third it says of each row how often only one of them is finite."""
 
 
 def sampled(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,44 +27,50 @@ def _step(size: int) -> int:
     return math.ceil(size / SAMPLE) | 1
 
 
-def of_samples(x: Sequence[Tensor], y: Sequence[Tensor], pair: Pair) -> Tensor:
-    """(2, rows of all): the quantile and W1 of each row."""
+def of_samples(x: Sequence[Tensor], y: Sequence[Tensor], careful: bool) -> Tensor:
+    """(2, rows of all): the quantile and W1 of each row; `careful`: with 0 where one is not finite."""
     found: dict[int, Tensor] = {}
-    groups = list(_by_length(x, y, pair))
-    both = _one_by_one(groups) if x[0].device.type == "cpu" else together([(a.double(), b) for _, a, b in groups])
+    groups = list(_by_length(x, y, careful))
+    both = _one_by_one(groups, x[0].dtype) if x[0].device.type == "cpu" else together([(a, b) for _, a, b in groups])
     for (which, _, _), parts in zip(groups, both, strict=True):
         found |= zip(which, parts.split([len(x[number]) for number in which], 1), strict=True)
     return torch.cat([found[number] for number in range(len(x))], 1)
 
 
-def _by_length(x: Sequence[Tensor], y: Sequence[Tensor], pair: Pair) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Those of one length as one: which they are, and both, the first no wider than it must be: it sorts faster."""
+def _by_length(x: Sequence[Tensor], y: Sequence[Tensor], careful: bool) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Those of one length as one: which they are, and both, in FP64."""
     for length in dict.fromkeys(each.shape[1] for each in x):
         which = [number for number, each in enumerate(x) if each.shape[1] == length]
-        a, b = (torch.cat([tensors[number] for number in which]) for tensors in (x, y))
-        narrow = torch.promote_types(a.dtype, torch.float32)
-        a, b = pair(a.double(), b)[:2]
-        yield which, a.to(narrow), b
+        a, b = (torch.cat([tensors[number] for number in which]).double() for tensors in (x, y))
+        if careful:
+            both = (a - b).isfinite()  # infinite or NaN where one is
+            a, b = torch.where(both, a, 0.0), torch.where(both, b, 0.0)
+        yield which, a, b
 
 
-def _one_by_one(groups: Sequence[tuple[list[int], Tensor, Tensor]]) -> list[Tensor]:
-    return [torch.stack((q99(a.double(), b), w1(a, b))) for _, a, b in groups]
+def _one_by_one(groups: Sequence[tuple[list[int], Tensor, Tensor]], dtype: torch.dtype) -> list[Tensor]:
+    """The first no wider than it must be: it sorts faster."""
+    narrow = torch.promote_types(dtype, torch.float32)
+    return [torch.stack((q99(a, b), w1(a.to(narrow), b))) for _, a, b in groups]
 
 
 def together(groups: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """`q99` and `w1` of each two, with one sort for all: it costs a GPU hardly more than one for few rows."""
     longest = max(a.shape[1] for a, _ in groups)
-    rows = [
-        F.pad(each, (0, longest - each.shape[1]), value=torch.inf) for a, b in groups for each in (a, b, (a - b).abs_())
-    ]
+    rows = []
+    for a, b in groups:
+        three = torch.cat((a, b, (a - b).abs_()))
+        missing = longest - a.shape[1]
+        rows.append(F.pad(three, (0, missing), value=torch.inf) if missing else three)
     ordered = torch.cat(rows).sort(1).values.split([len(each) for each in rows])
     found = []
-    for (first, _), (a, b, d) in zip(groups, zip(*[iter(ordered)] * 3, strict=True), strict=True):
+    for (first, _), three in zip(groups, ordered, strict=True):
         length = first.shape[1]
+        a, b, d = three[:, :length].chunk(3)
         rank = 0.99 * (length - 1)
         below = int(rank)
         quantile = d[:, below].lerp(d[:, min(below + 1, length - 1)], rank - below)
-        found.append(torch.stack((quantile, (a[:, :length] - b[:, :length]).abs_().mean(1))))
+        found.append(torch.stack((quantile, (a - b).abs_().mean(1))))
     return found
 
 

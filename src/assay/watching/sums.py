@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from assay.formats.spec import Format
 from assay.metrics.ulps import ulp_distance
 from assay.watching.kernels import fused
-from assay.watching.samples import Pair, of_samples, sampled
+from assay.watching.samples import of_samples, sampled
 
 PIECE = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Elements looked at together: on a CPU so few that they stay in its cache."""
@@ -27,6 +27,8 @@ WITH_GOLDEN = (*_ADDED, *_LARGEST, "error_q99", "error_w1")
 """And where golden is there; "floor" is golden rounded once."""
 Three = tuple[Tensor, Tensor, Tensor | None]
 """The call's, the other's and, if it was computed, golden: (B, heads, rows, D) each."""
+Pair = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Makes two tensors ready to be compared; third it says of each row how often only one of them is finite."""
 
 
 def gathered(threes: Sequence[Three], format: Format, careful: bool = False) -> Tensor:
@@ -34,12 +36,12 @@ def gathered(threes: Sequence[Three], format: Format, careful: bool = False) -> 
 
     `careful` leaves out what is not finite. Else, where there are no kernels, that spoils the squares.
     """
-    sums = torch.cat([_of_tensor(*each, format, careful) for each in threes], 1)
+    sums = _of_tensors(threes, format, careful)
     with_golden = [(x, y) for x, _, y in threes if y is not None]
     if not with_golden:
         return sums
     xs, ys = ([part for x in tensors for part in sampled(x)] for tensors in zip(*with_golden, strict=True))
-    return torch.cat((sums, of_samples(xs, ys, _finite if careful or always_careful(threes) else _as_they_are)))
+    return torch.cat((sums, of_samples(xs, ys, careful or always_careful(threes))))
 
 
 def always_careful(threes: Sequence[Three]) -> bool:
@@ -47,15 +49,20 @@ def always_careful(threes: Sequence[Three]) -> bool:
     return all(y is not None and fused(x) and fused(z) for x, z, y in threes)
 
 
-def _of_tensor(x: Tensor, z: Tensor, y: Tensor | None, format: Format, careful: bool) -> Tensor:
-    if y is not None and fused(x) and fused(z):
+def _of_tensors(threes: Sequence[Three], format: Format, careful: bool) -> Tensor:
+    """All but what is made of samples."""
+    exact = [(x, z, y) for x, z, y in threes if y is not None]
+    if always_careful(threes) and len({len(y) for _, _, y in exact}) == 1:
         from assay.watching import triton_sums
 
-        total, top = triton_sums.of_tensor(x, z, y, format)
+        total, top = triton_sums.of_tensors(exact, format)
     else:
-        total, top = _by_pieces(x, z, y, format, _finite if careful else _as_they_are)
-    added = torch.cat((total, total.sum(1, keepdim=True)), 1)
-    return torch.cat((added, torch.cat((top, top.amax(1, keepdim=True)), 1)))
+        found = [_by_pieces(*each, format, _finite if careful else _as_they_are) for each in threes]
+        total, top = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    heads = [x.shape[1] for x, _, _ in threes]
+    added = [part for own in total.split(heads, 1) for part in (own, own.sum(1, keepdim=True))]
+    largest = [part for own in top.split(heads, 1) for part in (own, own.amax(1, keepdim=True))]
+    return torch.cat((torch.cat(added, 1), torch.cat(largest, 1)))
 
 
 def _by_pieces(x: Tensor, z: Tensor, y: Tensor | None, format: Format, pair: Pair) -> tuple[Tensor, Tensor]:

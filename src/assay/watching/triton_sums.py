@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -35,21 +38,34 @@ def _store(out: tl.tensor, step: tl.tensor, sums: tl.tuple, FIRST: tl.constexpr,
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _load(x: tl.tensor, strides: tl.tuple, batch: tl.tensor, head: tl.tensor, at: tl.tensor, dims: int) -> tl.tensor:
+    """Elements of a head in the order of its rows; beyond its `size` all are 0, and add nothing."""
+    x += batch * strides[0] + head * strides[1]
+    return tl.load(x + (at // dims) * strides[2] + at % dims, mask=at < strides[3], other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _sums_kernel(
     actual: tl.tensor,
     other: tl.tensor,
     golden: tl.tensor,
     sums: tl.tensor,
-    size: int,
+    strides_actual: tl.tuple,
+    strides_other: tl.tuple,
+    strides_golden: tl.tuple,
+    dims: int,
+    heads: int,
     pieces: int,
+    columns: int,
+    step: int,
     SMALLEST: tl.constexpr,
     ULPS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """sums[name, head, piece], names in the order of `sums.WITH_GOLDEN`."""
+    """sums[name, batch, column, piece], names in the order of `sums.WITH_GOLDEN`; a name's are `step` apart."""
     program = tl.program_id(0).to(tl.int64)
-    head, piece = program // pieces, program % pieces
+    batch, head, piece = program // pieces // heads, program // pieces % heads, program % pieces
     none = tl.zeros([BLOCK], tl.float64)
     difference, floor, baseline, error = (
         (none, none, none, none),
@@ -59,11 +75,10 @@ def _sums_kernel(
     )
     distance, steps, of_actual, of_golden, not_finite, most = none, none, none, none, none, none
     for block in range(BLOCKS):
-        inside = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
-        at, mask = head * size + inside, inside < size  # beyond it all are 0, and add nothing
-        exact = tl.load(golden + at, mask=mask, other=0.0)
-        x = tl.load(actual + at, mask=mask, other=0.0).to(tl.float64)
-        z = tl.load(other + at, mask=mask, other=0.0).to(tl.float64)
+        at = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        exact = _load(golden, strides_golden, batch, head, at, dims)
+        x = _load(actual, strides_actual, batch, head, at, dims).to(tl.float64)
+        z = _load(other, strides_other, batch, head, at, dims).to(tl.float64)
         not_finite += (~(tl.abs(x) < float("inf"))).to(tl.float64)
         rounded = exact
         if actual.dtype.element_ty != tl.float64:
@@ -80,7 +95,7 @@ def _sums_kernel(
         of_actual += x * x
         of_golden += y * y
         most = tl.maximum(most, ulps)
-    out, step = sums + program, tl.num_programs(0).to(tl.int64)
+    out = sums + (batch * columns + head) * pieces + piece
     _store(out, step, difference, 0, 17)
     _store(out, step, floor, 3, 18)
     _store(out, step, baseline, 6, 19)
@@ -88,15 +103,19 @@ def _sums_kernel(
     _store(out, step, (distance, steps, of_actual, of_golden, not_finite, most), 12, 21)
 
 
-def of_tensor(actual: Tensor, other: Tensor, golden: Tensor, format: Format) -> tuple[Tensor, Tensor]:
-    """Of tensors (B, heads, rows, D): what is added up, and what is largest, (names, heads) each."""
-    three = (actual.contiguous(), other.contiguous(), golden.contiguous())
-    batch, heads = actual.shape[:2]
-    size = actual.numel() // (batch * heads)
-    pieces, ulps = triton.cdiv(size, _BLOCK * _BLOCKS), 2.0**format.mantissa
-    sums = golden.new_empty(_ADDED + _LARGEST, batch, heads, pieces)
+def of_tensors(threes: Sequence[tuple[Tensor, Tensor, Tensor]], format: Format) -> tuple[Tensor, Tensor]:
+    """Of tensors (B, heads, rows, D), all of one B: what is added up, and what is largest, (names, heads of all)."""
+    heads = [golden.shape[1] for _, _, golden in threes]
+    batch, columns = threes[0][2].shape[0], sum(heads)
+    pieces = triton.cdiv(max(golden[0, 0].numel() for _, _, golden in threes), _BLOCK * _BLOCKS)
+    sums = threes[0][2].new_empty(_ADDED + _LARGEST, batch, columns, pieces)
     # Triton launches on the current device, which need not be theirs. For a CPU tensor this does nothing.
-    with torch.cuda.device_of(golden):
-        grid = (batch * heads * pieces,)
-        _sums_kernel[grid](*three, sums, size, pieces, format.smallest_normal, ulps, _BLOCK, _BLOCKS)
+    with torch.cuda.device_of(sums):
+        for three, count, first in zip(threes, heads, itertools.accumulate(heads, initial=0), strict=False):
+            tensors = [x if x.stride(3) == 1 else x.contiguous() for x in three]
+            strides = [(*x.stride()[:3], x[0, 0].numel()) for x in tensors]
+            _sums_kernel[(batch * count * pieces,)](
+                *tensors, sums[:, :, first:], *strides, tensors[0].shape[3], count, pieces, columns, sums.stride(0),
+                format.smallest_normal, 2.0**format.mantissa, _BLOCK, _BLOCKS,
+            )  # fmt: skip
     return sums[:_ADDED].sum((1, 3)), sums[_ADDED:].amax((1, 3))
