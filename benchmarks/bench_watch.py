@@ -37,12 +37,12 @@ from assay.watching.call import AttentionCall
 from assay.watching.watch import Watch
 
 EVERY, SHARE_GOAL, ALL_GOAL = 100, 0.02, 1.10
-RUN = 1.0
+RUN = 2.0
 """Seconds that a run of steps lasts about, at most one step for each layer; and at least four."""
-TURNS = {"cpu": 1, "cuda": 4}["cuda" if torch.cuda.is_available() else "cpu"]
-"""Of those runs in a round, which are short beside the rest of it: a GPU's clock swings."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TURNS = {"cpu": 1, "cuda": 4}[DEVICE]
+"""Of such runs in a round: on a GPU, whose clock swings, they are short beside the rest of it."""
 SIZE = {"cpu": "5m", "cuda": "100m"}[DEVICE]
 SHAPES = {
     "cpu": ((4, 256, True), (4, 256, False), (2, 512, True), (1, 1024, True)),
