@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from assay import deviation, flash_attention, golden_attention
-from assay.flash import hopper, hopper_forward_tiles, ops
+from assay.flash import hopper, ops
 from tests.flash.cases import CASES, Case, Drawn, by_operator, check_against_plain, largest, theirs
 from tests.flash.gpu_inputs import inputs
 
@@ -127,12 +127,9 @@ def test_any_scale(scale: float, dim: int) -> None:
 @contextmanager
 def portable() -> Iterator[None]:
     """Our Triton kernels in place of the Hopper ones."""
-    before = hopper.DIMS, hopper_forward_tiles.DIMS, hopper.DIMS_BACKWARD
-    hopper.DIMS = hopper_forward_tiles.DIMS = hopper.DIMS_BACKWARD = ()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "DIMS", ())
         yield
-    finally:
-        hopper.DIMS, hopper_forward_tiles.DIMS, hopper.DIMS_BACKWARD = before
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

@@ -47,8 +47,8 @@ def check_sums(dtype: torch.dtype, shape: tuple[int, ...], broken: bool) -> None
             x[0, 1, 2, 1], x[0, 1, 2, 2] = math.inf, math.nan
         actual[0, 1, 2, 3], golden[0, 1, 2, 3] = math.inf, -math.inf
     other = other.transpose(1, 2).contiguous().transpose(1, 2)
-    fewer = tuple(x[:, :1, : shape[2] // 2].transpose(2, 3) for x in (actual, other, golden))
-    threes = [(actual, other, golden), fewer]
+    x, y, z = (x[:, :1, : shape[2] // 2].transpose(2, 3) for x in (actual, other, golden))
+    threes = [(actual, other, golden), (x, y, z)]
     found = triton_sums.of_tensors(threes, format_of(dtype))
     expected = [sums._by_pieces(*three, format_of(dtype), sums._finite) for three in threes]
     for ours, theirs in zip(found, zip(*expected, strict=True), strict=True):

@@ -19,7 +19,7 @@ from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.numerics import SHIPPED
 
-DIMS_BACKWARD: tuple[int, ...] = (64, 128, 256)
+DIMS: tuple[int, ...] = (64, 128, 256)
 ROWS = 128
 """Of a tile."""
 KEYS, KEYS_LARGE = 128, 64
@@ -28,14 +28,14 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 """Q, K, V, dO, the LSE in units of log₂, and delta."""
 
 
-def can(call: Call, dims: tuple[int, ...]) -> bool:
-    """Whether the Hopper kernels do what the call asks for, with heads of these sizes."""
+def can(call: Call) -> bool:
+    """Whether the Hopper kernels do what the call asks for."""
     block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
     return (
         call.q.is_cuda
         and _is_hopper(call.q.device.index)
         and call.q.dtype in (torch.bfloat16, torch.float16)
-        and block in dims
+        and block in DIMS
         and call.bias is None
         and call.dropout == 0
         and call.scaled
@@ -46,7 +46,7 @@ def can(call: Call, dims: tuple[int, ...]) -> bool:
 def takes_backward(call: Call) -> bool:
     """Whether the Hopper kernel can do dK and dV of the call, and is the faster one."""
     dims = padded(call.q.shape[3]), padded(call.v.shape[3])
-    return can(call, DIMS_BACKWARD) and dims[0] == dims[1] <= 128
+    return can(call) and dims[0] == dims[1] <= 128
 
 
 def adds_up(call: Call) -> bool:
@@ -105,7 +105,7 @@ def backward(
 
 def takes_backward_q(call: Call) -> bool:
     """Whether `backward_q` can do the call."""
-    return can(call, DIMS_BACKWARD)
+    return can(call)
 
 
 def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, scores: Scores) -> None:

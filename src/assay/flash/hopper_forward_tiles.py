@@ -15,14 +15,13 @@ from assay.flash.kernels.hopper_forward_tiles import Shape, attention_forward_ti
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 
-DIMS: tuple[int, ...] = (64, 128, 256)
 SHORT = 512
 """Masked sequences up to this long are cut into tiles of 128 rows, also at small heads."""
 
 
 def takes(call: Call) -> bool:
     """Whether the kernel can do the call, and is the faster one."""
-    return hopper.can(call, DIMS)
+    return hopper.can(call)
 
 
 def forward(
