@@ -15,7 +15,7 @@ from assay.flash.layout import empty_output
 from tests.flash.cases import Case, Drawn, largest, theirs
 
 hopper = pytest.importorskip("assay.flash.hopper_forward_tiles")
-places = pytest.importorskip("assay.flash.hopper").places
+places = pytest.importorskip("assay.flash.places").places
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 

@@ -44,7 +44,6 @@ def on_hopper() -> Iterator[list[Any]]:
         patch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
         patch.setattr(hopper, "processors", lambda index: 132)
         patch.setattr(fp8_launch, "_processors", lambda index: 132)
-        patch.setattr(hopper, "places", lambda cu, most, size: torch.zeros(1 + 2 * most, dtype=torch.int32))
         patch.setattr(hopper_forward_tiles, "_counter", lambda device: torch.zeros(1, dtype=torch.int32))
         yield kernels
 

@@ -6,7 +6,6 @@ from functools import cache
 
 import torch
 import triton
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash.call import Call
 from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
@@ -14,10 +13,10 @@ from assay.flash.kernels.backward import attention_cast_dq
 from assay.flash.kernels.hopper_backward import attention_backward_hopper
 from assay.flash.kernels.hopper_backward_large import attention_backward_kv_large
 from assay.flash.kernels.hopper_backward_q import attention_backward_q_hopper
-from assay.flash.kernels.places import count_places
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.numerics import SHIPPED
+from assay.flash.places import places
 
 DIMS: tuple[int, ...] = (64, 128, 256)
 ROWS = 128
@@ -97,10 +96,12 @@ def backward(
         num_warps=4,
     )
     if dq_sums is not None:
-        rows = triton.cdiv(queries, 64) + (0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1)
-        attention_cast_dq[(rows * (block // 64), heads, batches)](
-            dq_sums, dq, dq.stride()[:3], span, call.scale, room, heads, dim, block
-        )
+        cu = call.cu_seqlens_q
+        blocks = triton.cdiv(queries, ROWS) + (0 if cu is None else len(cu) - 1)
+        attention_cast_dq[(blocks * 2 * (block // 64), heads, batches)](
+            dq_sums, dq, dq.stride()[:3], None if cu is None else places(cu, blocks, ROWS), span, call.scale, room,
+            heads, dim, block,
+        )  # fmt: skip
 
 
 def takes_backward_q(call: Call) -> bool:
@@ -186,30 +187,6 @@ def backward_kv_large(
         padded(k.shape[3]),
         num_warps=4,
     )
-
-
-_KNOWN = WeakTensorKeyDictionary()
-
-
-def places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
-    """Of packed tiles: counted once for all layers of a model.
-
-    But a captured graph may be replayed with other lengths, so it counts again.
-    """
-    if torch.cuda.is_current_stream_capturing() or cu.is_inference():
-        return _count_places(cu, most, size)
-    state = cu._version, torch.cuda.current_stream(cu.device)
-    known: dict[int, tuple[object, torch.Tensor]] = _KNOWN.setdefault(cu, {})
-    if size not in known or known[size][0] != state:
-        known[size] = (state, _count_places(cu, most, size))
-    return known[size][1]
-
-
-def _count_places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
-    """Packed: how many blocks of so many rows there are, then each one's sequence and number there; no host read."""
-    found = torch.empty(1 + 2 * most, dtype=torch.int32, device=cu.device)
-    count_places[(triton.cdiv(most, 64),)](cu, found, len(cu) - 1, most, size, 64, 128)
-    return found
 
 
 def columns(call: Call) -> int:

@@ -14,6 +14,7 @@ from assay.flash.descriptors import gluon_tiles
 from assay.flash.kernels.hopper_forward_tiles import Shape, attention_forward_tiles
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
+from assay.flash.places import places
 
 SHORT = 512
 """Masked sequences up to this long are cut into tiles of 128 rows, also at small heads."""
@@ -49,7 +50,7 @@ def forward(
         lse,
         call.sinks,
         _counter(q.device),
-        None if cu is None else hopper.places(cu, blocks, rows),
+        None if cu is None else places(cu, blocks, rows),
         span,
         scores,
         batches,

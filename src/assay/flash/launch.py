@@ -20,6 +20,7 @@ from assay.flash.kernels.forward import Knobs, attention_forward
 from assay.flash.kernels.tile import Dropout, Scores, Span, precision
 from assay.flash.layout import aligned, empty_gradient, empty_output, padded
 from assay.flash.numerics import SHIPPED, Numerics
+from assay.flash.places import places
 from assay.flash.tuning import Tile, tile_for
 
 FEW, MANY = 16, 1024
@@ -141,9 +142,10 @@ def _prepared(
     sums = lse.new_empty(batch * heads, room, padded(dim)) if adds_up else None
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
     rows = 64 if cu is None else LARGEST_ROWS
-    attention_prepare_backward[_grid(call, cu, room if cu is None else queries, heads, rows)](
-        out, dout, lse, dlse, log2_lse, delta, sums, *strides, _span(call), room, heads, dim, padded(dim), rows,
-        num_warps=rows // 16,
+    grid = _grid(call, cu, room if cu is None else queries, heads, rows)
+    attention_prepare_backward[grid](
+        out, dout, lse, dlse, log2_lse, delta, sums, *strides, None if cu is None else places(cu, grid[0], rows),
+        _span(call), room, heads, dim, padded(dim), rows, num_warps=rows // 16,
     )  # fmt: skip
     return log2_lse, delta, sums
 

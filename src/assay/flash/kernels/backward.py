@@ -44,6 +44,7 @@ def attention_prepare_backward(
     out_strides: tl.tuple,
     dout_strides: tl.tuple,
     dlse_strides: tl.tuple,
+    places: tl.tensor,
     span: tl.tuple,
     room: tl.tensor,
     heads: tl.tensor,
@@ -51,17 +52,17 @@ def attention_prepare_backward(
     BLOCK_VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Grid: blocks of rows, heads, batch; packed: of all sequences. `log2_lse` and `delta` are (B·H, room).
+    """Grid: blocks of rows, heads, batch; packed: of all sequences, at `places` (see `count_places`).
 
-    Rows that saw nothing get an LSE of +∞, so that their P is 0; and those that are not there, to the block's end.
-    `dq_sums`, if any, (B·H, room, BLOCK_VALUE_DIM), becomes 0.
+    `log2_lse` and `delta` are (B·H, room). Rows that saw nothing get an LSE of +∞, so that their P is 0; and those that
+    are not there, to the block's end. `dq_sums`, if any, (B·H, room, BLOCK_VALUE_DIM), becomes 0.
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     block, sequence = tl.program_id(0), tl.program_id(2)
-    if span.cu_q is not None:
-        sequence, block, _ = place_of(span.cu_q, span.sequences, block, ROWS)
-        if sequence == span.sequences:
+    if places is not None:
+        if block >= tl.load(places):
             return
+        sequence, block = tl.load(places + 1 + 2 * block), tl.load(places + 2 + 2 * block)
     first_row, _, length, _ = bounds(span, sequence)
     line_row = block * ROWS + tl.arange(0, ROWS)
     there = line_row < length
@@ -368,6 +369,7 @@ def attention_cast_dq(
     sums: tl.tensor,
     dq: tl.tensor,
     dq_strides: tl.tuple,
+    places: tl.tensor,
     span: tl.tuple,
     scale: tl.tensor,
     room: tl.tensor,
@@ -377,15 +379,16 @@ def attention_cast_dq(
 ) -> None:
     """What `hopper_backward.add_q` added up, in order, scaled and cast.
 
-    Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch.
+    Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch. `places` of packed ones are of 128 rows.
     """
     PARTS: tl.constexpr = BLOCK_DIM // 64
     head, batch = tl.program_id(1), tl.program_id(2)
     block, part, sequence = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(2)
-    if span.cu_q is not None:
-        sequence, block, _ = place_of(span.cu_q, span.sequences, block, 64)
-        if sequence == span.sequences:
+    if places is not None:
+        two = block // 2
+        if two >= tl.load(places):
             return
+        sequence, block = tl.load(places + 1 + 2 * two), tl.load(places + 2 + 2 * two) * 2 + block % 2
     first_row, _, length, _ = bounds(span, sequence)
     line = (batch * heads + head).to(tl.int64) * room + line_of(span, sequence) + block * 64
     x = tl.load(sums + (line // 64 * PARTS + part) * 4096 + tl.arange(0, 4096)) * scale
