@@ -303,26 +303,28 @@ def fp8_rmse() -> float:
     return float((flash_attention(q, k, v, **FP8) - exact).square().mean().sqrt())
 
 
-def compile_first(wanted: Sequence[Case], jobs: int) -> None:
-    """Our kernels on several cores, into Triton's cache: one by one they would take longer than all measuring."""
+def compile_first(wanted: Sequence[Case], jobs: int, flex: bool) -> None:
+    """All on several cores, into the caches on disk: one by one they would take longer than all measuring."""
     everything = [each for case in wanted for each in (case, case.twin) if each is not None]
     everything.sort(key=lambda case: len(case.parts))  # where several are one kernel, the one with most passes stays
-    one_each = {(case.kind, case.dim, case.causal): case for case in everything}
-    with ProcessPoolExecutor(min(jobs, len(one_each)), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile, one_each.values()))
+    tasks = [(case, OURS) for case in {(case.kind, case.dim, case.causal): case for case in everything}.values()]
+    tasks += [(case, FLEX) for case in wanted if flex and takes_flex(case)]
+    with ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile, *zip(*tasks, strict=True)))
 
 
-def _compile(case: Case) -> None:
+def _compile(case: Case, who: str) -> None:
     """Whatever goes wrong shows again, with its reason, where it is measured."""
     try:
         each = inputs(case)[0]
-        backward = any(part != "forward" for part in case.parts)
-        out = ours(case)(*(each if backward else [x.detach() for x in each]))
+        backward = any(part != "forward" for part in case.parts) or who == FLEX
+        call = flex_attention(case.length, case.causal) if who == FLEX else ours(case)
+        out = call(*(each if backward else [x.detach() for x in each]))
         if backward:
             torch.autograd.grad(out, each, torch.ones_like(out))
         torch.cuda.synchronize()
     except Exception as error:
-        print(f"{case.name}: {reason_of(error)}", flush=True)
+        print(f"{who}, {case.name}: {reason_of(error)}", flush=True)
 
 
 def has_fp8() -> bool:
@@ -383,7 +385,7 @@ def main(words: Sequence[str] | None = None) -> None:
         wanted = [case for case in wanted if case.kind != "FP8"]
     if not wanted:
         return
-    compile_first(wanted, arguments.jobs)
+    compile_first(wanted, arguments.jobs, arguments.flex)
     print(f"compiled in {time.perf_counter() - start:.0f} s")
     torch.manual_seed(0)
     versions = environment(str(DEVICE)) | {"cudnn": torch.backends.cudnn.version()}
