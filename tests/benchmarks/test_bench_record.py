@@ -40,7 +40,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_record, "cuda_clock", host_clock)
     monkeypatch.setattr(bench_record, "SAMPLE_SECONDS", 0.0)
     monkeypatch.setattr(bench_record, "matmul", lambda: (lambda: None, 1.0))
-    monkeypatch.setattr(bench_record, "compile_first", lambda wanted, jobs: None)
+    monkeypatch.setattr(bench_record, "compile_first", lambda wanted, jobs, flex: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
