@@ -45,7 +45,8 @@ def on_hopper() -> Iterator[list[Any]]:
         patch.setattr(hopper, "processors", lambda index: 132)
         patch.setattr(fp8_launch, "_processors", lambda index: 132)
         patch.setattr(hopper, "places", hopper._count_places)
-        patch.setattr(hopper_forward_tiles, "_counter", lambda device: torch.zeros(1, dtype=torch.int32))
+        for module in (hopper, hopper_forward_tiles):
+            patch.setattr(module, "counter", lambda device: torch.zeros(1, dtype=torch.int32))
         yield kernels
 
 

@@ -9,6 +9,7 @@ import triton
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash.call import Call
+from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
 from assay.flash.kernels.backward import attention_cast_dq
 from assay.flash.kernels.hopper_backward import attention_backward_hopper
@@ -119,7 +120,7 @@ def backward(
     block, kv_heads, cu = padded(dim), k.shape[1], call.cu_seqlens_k
     blocks = triton.cdiv(k.shape[2], KEYS) + (0 if cu is None else len(cu) - 1)
     room = log2_lse.shape[1]
-    attention_backward_hopper[(blocks * batches * kv_heads,)](
+    attention_backward_hopper[(min(blocks * batches * kv_heads, processors(q.device.index)),)](
         *(gluon_tiles(x, 64) for x in (q, k, v, dout)),
         gluon_lines(log2_lse),
         gluon_lines(delta),
@@ -129,6 +130,7 @@ def backward(
         dv,
         dk.stride()[:3],
         dv.stride()[:3],
+        counter(q.device),
         None if cu is None else places(cu, blocks, KEYS),
         span,
         scores,
