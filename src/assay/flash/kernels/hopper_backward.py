@@ -41,6 +41,7 @@ from assay.flash.kernels.hopper_shared import (
     next_tile,
     nothing,
     shared,
+    stores_done,
     tanh,
     tell_tile,
     write_rows,
@@ -121,13 +122,14 @@ def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned,
 def produce(
     q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span, room, batches, heads,
     kv_heads, group,
-    PARTS: gl.constexpr,
+    PARTS: gl.constexpr, ALONE: gl.constexpr,
 ):  # fmt: skip
     """Tile after tile: K and V, and block after block of rows, each into the place the consumers left longest ago."""
     PACKED: gl.constexpr = places is not None
     SIZE: gl.constexpr = PARTS * ROWS
-    tiles = blocks_of(places, span, KEYS) * batches * kv_heads
-    tile = gl.program_id(0)
+    blocks = blocks_of(places, span, KEYS)
+    tiles = blocks * batches * kv_heads
+    tile = gl.program_id(0) * (blocks if ALONE else 1)
     count = 0
     step = 0
     cleaned = 0
@@ -179,7 +181,12 @@ def produce(
                             buffers.v_full.index(i), buffers.raw, buffers.v.index(i), cleaned, PACKED,
                         )  # fmt: skip
                 step += 1
-        tile = claim(counter, tiles)
+        if ALONE:
+            tile += 1
+            if tile % blocks == 0:
+                tile = claim(counter, batches * kv_heads) * blocks
+        else:
+            tile = claim(counter, tiles)
         tell_tile(tile, buffers, count)
         count += 1
     if PARTS == 1:  # `step_128` multiplies S one block ahead: one more Q and K, of which nothing is kept
@@ -242,13 +249,22 @@ def give(ds, buffer):
 
 
 @gluon.jit
-def add_q(dq, dq_lines, place, buffer):
-    """64 × 64 of dQ, added up in memory: in the order in which the threads hold them, 16 bytes at a time."""
+def add_q(dq, dq_lines, place, buffer, FRESH: gl.constexpr):
+    """64 × 64 of dQ, added up in memory: in the order in which the threads hold them, 16 bytes at a time.
+
+    FRESH: those of a head's first keys are written, not added; they have the place −1 − `place`.
+    """
     buffer = buffer._reinterpret(gl.float32, [16, 256], gl.NVMMASharedLayout(0, 32, 2))
     tma.store_wait(0)  # the one before may still be read
     buffer.store(dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([16, 256]))
     fence_async_shared()
-    add_tile(dq_lines, [place * 16, 0], buffer)
+    if FRESH:
+        if place < 0:
+            tma.async_copy_shared_to_global(dq_lines, [(-1 - place) * 16, 0], buffer)
+        else:
+            add_tile(dq_lines, [place * 16, 0], buffer)
+    else:
+        add_tile(dq_lines, [place * 16, 0], buffer)
 
 
 @gluon.jit
@@ -283,7 +299,7 @@ def leave_k(buffers, step, at):
 @gluon.jit
 def step_128(
     step, at, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores,
-    consumer: gl.constexpr, ADD_Q: gl.constexpr,
+    consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """A block of 64 rows at D 128, given its S; S of the next is returned, which may be the next tile's.
 
@@ -322,17 +338,17 @@ def step_128(
         mbarrier.wait(buffers.ds_full.index(stage), phase)
         dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 128)
     dk = warpgroup_mma(gl.convert_layout(ds, OPERAND), q, dk, is_async=True)
+    if ADD_Q:  # before K is waited for: a tile of one step waits for the place of the K before
+        dq = warpgroup_mma_wait(1, deps=(dq,))
+        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
+        leave_k(buffers, step, at)
     tile = at.count + (step == at.last).to(gl.int32)
     mbarrier.wait(buffers.k_full.index(tile & 1), (tile >> 1) & 1)
     mbarrier.wait(buffers.q_full.index(after), phase_after)
     k = buffers.k.index((tile & 1) * 2 + consumer)
     s = warpgroup_mma(k, buffers.q.index(after).permute((1, 0)), empty, use_acc=False, is_async=True)
-    if ADD_Q:
-        dq = warpgroup_mma_wait(2, deps=(dq,))
-        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
-        leave_k(buffers, step, at)
-        if step > 0:
-            add_q(dq, dq_lines, before, buffers.out.index(consumer))
+    if ADD_Q and step > 0:
+        add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dk = warpgroup_mma_wait(1, deps=(dk,))
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -342,7 +358,7 @@ def step_128(
 @gluon.jit
 def step_64(
     step, at, block, dk, dv, before, k, v, buffers, dq_lines, keys, slope, work, span, scores,
-    consumer: gl.constexpr, ADD_Q: gl.constexpr,
+    consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """A block of 128 rows at D 64, as two parts; `k` and `v` are operands in registers."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -395,7 +411,7 @@ def step_64(
         mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
         leave_k(buffers, step, at)
         if step > 0:
-            add_q(dq, dq_lines, before, buffers.out.index(consumer))
+            add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(buffers.do_empty.index(stage), count=1)
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
@@ -407,6 +423,7 @@ def consume(
     dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span, scores,
     gradient_scale, room, batches, heads, kv_heads, group,
     consumer: gl.constexpr, DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
+    ALONE: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """Its 64 keys of tile after tile, over all rows that see them."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -427,8 +444,9 @@ def consume(
         q = buffers.q.index(0).permute((1, 0))
         s = warpgroup_mma(buffers.k.index(consumer), q, empty, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-    tiles = blocks_of(places, span, KEYS) * batches * kv_heads
-    tile = gl.program_id(0)
+    blocks = blocks_of(places, span, KEYS)
+    tiles = blocks * batches * kv_heads
+    tile = gl.program_id(0) * (blocks if ALONE else 1)
     count = 0
     step = 0
     before = 0
@@ -462,14 +480,16 @@ def consume(
             if BLOCK_DIM == 128:
                 s, dk, dv = step_128(
                     now, at, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores, consumer,
-                    ADD_Q,
+                    ADD_Q, FRESH,
                 )  # fmt: skip
             else:
                 dk, dv = step_64(
                     now, at, block, dk, dv, before, k, v, buffers, dq_lines, keys, slope, work, span, scores,
-                    consumer, ADD_Q,
+                    consumer, ADD_Q, FRESH,
                 )  # fmt: skip
             before = place
+            if FRESH:
+                before = gl.where(work.first_key == 0, -1 - place, place)
             block += 1
             place += 2
         step = at.last + 1
@@ -479,6 +499,8 @@ def consume(
         LEAVING: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_DIM], dtype)
         out = buffers.out.index(consumer)._reinterpret(dtype, [PARTS, ROWS, BLOCK_DIM], LEAVING)
         PACKED: gl.constexpr = places is not None
+        if ALONE:
+            stores_done()  # the next tile adds to the same dQ
         leave(dv_tiles, dv_out, dv_strides, dv, rows_at, out.index(0), PACKED, VALUE_DIM)
         leave(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
         tile = next_tile(buffers, count)
@@ -488,7 +510,7 @@ def consume(
         mbarrier.wait(buffers.ds_full.index(stage), (step // STAGES) & 1)
         dq = multiply_q(buffers, (count - 1) & 1, stage, consumer, BLOCK_DIM)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        add_q(dq, dq_lines, before, buffers.out.index(consumer))
+        add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     tma.store_wait(0)
 
 
@@ -523,10 +545,13 @@ def attention_backward_hopper(
     q_tiles, k_tiles, v_tiles, do_tiles, lse_lines, delta_lines, dq_lines, dk_tiles, dv_tiles, dk_out, dv_out,
     dk_strides, dv_strides, counter, places, span, scores, gradient_scale, room, batches, heads, kv_heads, group,
     DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
+    ALONE: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`.
 
-    Lines of a head are `room` long; `dq_lines` are of […, 256] numbers.
+    Lines of a head are `room` long; `dq_lines` are of […, 256] numbers. ALONE: a CTA takes all keys of a head, one
+    tile after the other, so that its dQ is added up in one order. FRESH, too: what was in `dq_lines` does not count,
+    and all blocks of rows see the first tile.
     """
     dtype: gl.constexpr = q_tiles.dtype
     PARTS: gl.constexpr = 128 // BLOCK_DIM
@@ -558,13 +583,13 @@ def attention_backward_hopper(
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span,
-                       room, batches, heads, kv_heads, group, PARTS)),
+                       room, batches, heads, kv_heads, group, PARTS, ALONE)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
                        scores, gradient_scale, room, batches, heads, kv_heads, group, 0, DIM, VALUE_DIM, BLOCK_DIM,
-                       ADD_Q)),
+                       ADD_Q, ALONE, FRESH)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
                        scores, gradient_scale, room, batches, heads, kv_heads, group, 1, DIM, VALUE_DIM, BLOCK_DIM,
-                       ADD_Q)),
+                       ADD_Q, ALONE, FRESH)),
         ],
         [4, 4],
         [240, 240],

@@ -45,6 +45,14 @@ def add_tile(tiles, place, buffer, _semantic=None):
 
 
 @gluon.jit
+def stores_done():
+    """What the copy engine was told to write is in memory; `tma.store_wait` waits only until it has been read."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def nothing(step):
     """0 (steps are fewer than 2³⁰), which the compiler does not know.
 
