@@ -99,6 +99,12 @@ class Buffers(NamedTuple):
 
 
 @gluon.jit
+def stage_of(step):
+    """Of the two, which one a step has, and in which phase its barriers are."""
+    return step & 1, (step >> 1) & 1
+
+
+@gluon.jit
 def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned, PACKED: gl.constexpr):
     """A tile by the copy engine; where another packed sequence follows in it, cleaned. How often, so far, is returned.
 
@@ -147,9 +153,8 @@ def produce(
             head = work.kv_head * group + member
             line = (work.batch * heads + head) * room + work.line
             for block in range(work.begin, work.end):
-                stage = step % STAGES
-                phase = ((step // STAGES) & 1) ^ 1
-                mbarrier.wait(buffers.q_empty.index(stage), phase)
+                stage, phase = stage_of(step)
+                mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
                 full = buffers.q_full.index(stage)
                 for i in gl.static_range(PARTS):
                     first = block * SIZE + i * ROWS
@@ -161,7 +166,7 @@ def produce(
                     tma.async_copy_global_to_shared(
                         lse_lines, [line + first], full, buffers.lse.index(stage * PARTS + i)
                     )
-                mbarrier.wait(buffers.do_empty.index(stage), phase)
+                mbarrier.wait(buffers.do_empty.index(stage), phase ^ 1)
                 full = buffers.do_full.index(stage)
                 for i in gl.static_range(PARTS):
                     first = block * SIZE + i * ROWS
@@ -196,8 +201,8 @@ def produce(
             full = buffers.k_full.index(slot)
             mbarrier.expect(full, k_tiles.block_type.nbytes)
             tma.async_copy_global_to_shared(k_tiles, [0, 0, 0, 0], full, buffers.k.index(slot * 2 + i))
-        stage = step % STAGES
-        mbarrier.wait(buffers.q_empty.index(stage), ((step // STAGES) & 1) ^ 1)
+        stage, phase = stage_of(step)
+        mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
         full = buffers.q_full.index(stage)
         mbarrier.expect(full, q_tiles.block_type.nbytes)
         mbarrier.arrive(full, count=1)
@@ -311,10 +316,8 @@ def step_128(
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     dtype: gl.constexpr = buffers.k.dtype
-    stage = step % STAGES
-    phase = (step // STAGES) & 1
-    after = (step + 1) % STAGES
-    phase_after = ((step + 1) // STAGES) & 1
+    stage, phase = stage_of(step)
+    after, phase_after = stage_of(step + 1)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q, do = buffers.q.index(stage), buffers.do.index(stage)
     mbarrier.wait(buffers.do_full.index(stage), phase)
@@ -365,9 +368,8 @@ def step_64(
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     dtype: gl.constexpr = buffers.k.dtype
-    stage = step % STAGES
-    phase = (step // STAGES) & 1
-    after = (step + 1) % STAGES
+    stage, phase = stage_of(step)
+    after, phase_after = stage_of(step + 1)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q0, q1 = buffers.q.index(stage * 2), buffers.q.index(stage * 2 + 1)
     do0, do1 = buffers.do.index(stage * 2), buffers.do.index(stage * 2 + 1)
@@ -386,7 +388,7 @@ def step_64(
     delta = buffers.delta.index(stage * 2).load(COLUMN)
     ds0 = (slant0 * (dp0 - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
-        mbarrier.wait(buffers.ds_empty.index(after), (((step + 1) // STAGES) & 1) ^ 1)
+        mbarrier.wait(buffers.ds_empty.index(after), phase_after ^ 1)
         give(ds0, buffers.ds.index((after * 2 + consumer) * 2))
     dk = warpgroup_mma(gl.convert_layout(ds0, OPERAND), q0, dk, is_async=True)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), empty, use_acc=False, is_async=True)
@@ -506,8 +508,8 @@ def consume(
         tile = next_tile(buffers, count)
         count += 1
     if ADD_Q and step > 0:
-        stage = step % STAGES
-        mbarrier.wait(buffers.ds_full.index(stage), (step // STAGES) & 1)
+        stage, phase = stage_of(step)
+        mbarrier.wait(buffers.ds_full.index(stage), phase)
         dq = multiply_q(buffers, (count - 1) & 1, stage, consumer, BLOCK_DIM)
         dq = warpgroup_mma_wait(0, deps=(dq,))
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
