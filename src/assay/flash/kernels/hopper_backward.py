@@ -298,12 +298,13 @@ def slot_before(step, at):
 @gluon.jit
 def leave_k(buffers, step, at):
     """The tile before is done with, after the first step's dQ."""
-    mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1, pred=step == at.first)
+    if step == at.first:
+        mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
 
 
 @gluon.jit
 def step_128(
-    step, at, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores,
+    step, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores,
     consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """A block of 64 rows at D 128, given its S; S of the next is returned, which may be the next tile's.
@@ -324,6 +325,7 @@ def step_128(
     v = buffers.v.index(consumer + nothing(step))
     dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
     masked = is_masked(block, work)
+    keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     p, slant = probabilities(
         s, buffers.lse.index(stage).load(COLUMN), block * ROWS, masked, keys, slope, work, span, scores
     )
@@ -331,7 +333,8 @@ def step_128(
     delta = buffers.delta.index(stage).load(COLUMN)
     dp, dv = warpgroup_mma_wait(0, deps=(dp, dv))
     mbarrier.arrive(buffers.do_empty.index(stage), count=1)
-    mbarrier.arrive(buffers.v_empty.index(consumer), count=1, pred=step == at.last)
+    if step == at.last:
+        mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
     ds = (slant * (dp - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
         mbarrier.wait(buffers.ds_empty.index(after), phase_after ^ 1)
@@ -346,7 +349,8 @@ def step_128(
         mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
         leave_k(buffers, step, at)
     tile = at.count + (step == at.last).to(gl.int32)
-    mbarrier.wait(buffers.k_full.index(tile & 1), (tile >> 1) & 1)
+    if step == at.last:
+        mbarrier.wait(buffers.k_full.index(tile & 1), (tile >> 1) & 1)
     mbarrier.wait(buffers.q_full.index(after), phase_after)
     k = buffers.k.index((tile & 1) * 2 + consumer)
     s = warpgroup_mma(k, buffers.q.index(after).permute((1, 0)), empty, use_acc=False, is_async=True)
@@ -360,7 +364,7 @@ def step_128(
 
 @gluon.jit
 def step_64(
-    step, at, block, dk, dv, before, k, v, buffers, dq_lines, keys, slope, work, span, scores,
+    step, at, block, dk, dv, before, k, v, buffers, dq_lines, slope, work, span, scores,
     consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """A block of 128 rows at D 64, as two parts; `k` and `v` are operands in registers."""
@@ -374,6 +378,7 @@ def step_64(
     q0, q1 = buffers.q.index(stage * 2), buffers.q.index(stage * 2 + 1)
     do0, do1 = buffers.do.index(stage * 2), buffers.do.index(stage * 2 + 1)
     masked = is_masked(block, work)
+    keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     mbarrier.wait(buffers.q_full.index(stage), phase)
     s0 = warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(buffers.do_full.index(stage), phase)
@@ -454,7 +459,6 @@ def consume(
     before = 0
     while tile < tiles:
         work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
-        keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         dk = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
         dv = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
         head = work.kv_head * group
@@ -481,12 +485,12 @@ def consume(
                 slope = slope_of(scores, work, heads, head)
             if BLOCK_DIM == 128:
                 s, dk, dv = step_128(
-                    now, at, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores, consumer,
-                    ADD_Q, FRESH,
+                    now, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
+                    FRESH,
                 )  # fmt: skip
             else:
                 dk, dv = step_64(
-                    now, at, block, dk, dv, before, k, v, buffers, dq_lines, keys, slope, work, span, scores,
+                    now, at, block, dk, dv, before, k, v, buffers, dq_lines, slope, work, span, scores,
                     consumer, ADD_Q, FRESH,
                 )  # fmt: skip
             before = place
