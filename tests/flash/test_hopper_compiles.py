@@ -75,6 +75,17 @@ def test_attention(dim: int, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "window", "gqa, alibi"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_backward_of_heads_alone(monkeypatch: pytest.MonkeyPatch, dim: int, name: str) -> None:
+    monkeypatch.setattr(hopper, "alone", lambda call: True)
+    call = Drawn(replace(CASES[name], dims=(dim, dim), batch=1), torch.bfloat16).call()
+    with on_hopper() as kernels:
+        launch.backward(call, torch.zeros_like(call.q), torch.zeros(call.q.shape[:3]), call.q, None, False)
+    check([kernel for kernel in kernels if "hopper" in kernel.name], full=call.slopes is not None)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES, "short"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_two_or_three_consumers(monkeypatch: pytest.MonkeyPatch, dim: int, name: str) -> None:

@@ -1,15 +1,17 @@
 """Backward on Hopper in one pass: five products a tile, all on tensor cores that seldom wait.
 
-A CTA has 128 keys of one head, two warpgroups (the consumers) 64 each; four more warps (the producer) bring Q, dO, LSE
-and delta of block after block of rows by the copy engine (TMA), of every query head that shares the keys. All tiles
-are (keys, rows):
+A tile is 128 keys of one head, of which two warpgroups (the consumers) have 64 each; four more warps (the producer)
+bring Q, dO, LSE and delta of block after block of rows by the copy engine (TMA), of every query head that shares the
+keys. A CTA stays and takes tile after tile: whoever is free takes the next (an atomic counter). K has room for two, so
+that one tile's last dQ and the next one's first S run together, and dK and dV leave meanwhile. All products are
+(keys, rows):
 
     Sᵀ = K·Qᵀ,  dPᵀ = V·dOᵀ,  P = 2^(S − LSE),  dS = P∘(dP − delta),  dV += Pᵀ·dO,  dK += dSᵀ·Q
 
-P and dS stay in registers for dV and dK. dQ = dS·K sums over keys, of which a CTA has only some: the consumers give
+P and dS stay in registers for dV and dK. dQ = dS·K sums over keys, of which a tile has only some: the consumers give
 each other their dS through shared memory, each multiplies one half of the result, one block of rows later, and the
-copy engine adds it up in memory, in FP32 and in the order in which the CTAs come. `attention_cast_dq` makes the
-gradient of it.
+copy engine adds it up in memory, in FP32 and in the order in which the tiles come; for heads that a CTA has ALONE, that
+is always the same. `attention_cast_dq` makes the gradient of it.
 
 Without ADD_Q only dK and dV are computed, with the same bits every time; dQ is then `hopper_backward_q`'s.
 The arithmetic is that of `backward`; what this cannot do (bias, dropout, FP32) goes there.
@@ -30,26 +32,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce, stage_of
 from assay.flash.kernels.hopper_keys import blocks_of, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     add_tile,
     barriers,
-    clean,
     lines,
     next_tile,
     nothing,
     shared,
     stores_done,
     tanh,
-    tell_tile,
-    write_rows,
+    write_through,
 )
-from assay.flash.kernels.hopper_tiles import claim
-
-KEYS = gl.constexpr(2 * 64)  # of a CTA
-STAGES = gl.constexpr(2)
 
 
 class Place(NamedTuple):
@@ -61,152 +58,6 @@ class Place(NamedTuple):
     """Its first step, if dQ of the tile before is multiplied then, else −1."""
     last: Any
     """Its last step."""
-
-
-class Buffers(NamedTuple):
-    """Shared memory and the barriers that say when it is full and when it may be written again."""
-
-    q: Any
-    do: Any
-    lse: Any
-    delta: Any
-    k: Any
-    """Two tiles: the next one's first S and this one's last dQ are computed together."""
-    v: Any
-    """One tile; each consumer reads its own half only."""
-    ds: Any
-    """(rows, keys): of each stage, those of both consumers."""
-    out: Any
-    """On their way to memory, dQ, dV and dK: one of each consumer."""
-    k_full: Any
-    k_empty: Any
-    v_full: Any
-    v_empty: Any
-    q_full: Any
-    """Q and LSE."""
-    q_empty: Any
-    do_full: Any
-    """dO and delta."""
-    do_empty: Any
-    ds_full: Any
-    ds_empty: Any
-    raw: Any
-    """Packed: a tile is there, and not yet cleaned."""
-    next: Any
-    """The number of the next tile, from the producer to the others."""
-    next_full: Any
-    next_empty: Any
-
-
-@gluon.jit
-def stage_of(step):
-    """Of the two, which one a step has, and in which phase its barriers are."""
-    return step & 1, (step >> 1) & 1
-
-
-@gluon.jit
-def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned, PACKED: gl.constexpr):
-    """A tile by the copy engine; where another packed sequence follows in it, cleaned. How often, so far, is returned.
-
-    `full` expects one arrival beside the bytes.
-    """
-    place = [batch, head, before + first, 0]
-    if PACKED and first + buffer.shape[0] > length:
-        mbarrier.expect(raw, tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, raw, buffer)
-        mbarrier.wait(raw, cleaned & 1)
-        clean(buffer, length - first)
-        mbarrier.arrive(full, count=1)
-        cleaned += 1
-    else:
-        mbarrier.expect(full, tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, full, buffer)
-    return cleaned
-
-
-@gluon.jit
-def produce(
-    q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span, room, batches, heads,
-    kv_heads, group,
-    PARTS: gl.constexpr, ALONE: gl.constexpr,
-):  # fmt: skip
-    """Tile after tile: K and V, and block after block of rows, each into the place the consumers left longest ago."""
-    PACKED: gl.constexpr = places is not None
-    SIZE: gl.constexpr = PARTS * ROWS
-    blocks = blocks_of(places, span, KEYS)
-    tiles = blocks * batches * kv_heads
-    tile = gl.program_id(0) * (blocks if ALONE else 1)
-    count = 0
-    step = 0
-    cleaned = 0
-    while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
-        slot = count & 1
-        mbarrier.wait(buffers.k_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        for i in gl.static_range(2):
-            cleaned = bring(
-                k_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
-                buffers.k_full.index(slot), buffers.raw, buffers.k.index(slot * 2 + i), cleaned, PACKED,
-            )  # fmt: skip
-        begin = step
-        for member in range(group):
-            head = work.kv_head * group + member
-            line = (work.batch * heads + head) * room + work.line
-            for block in range(work.begin, work.end):
-                stage, phase = stage_of(step)
-                mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
-                full = buffers.q_full.index(stage)
-                for i in gl.static_range(PARTS):
-                    first = block * SIZE + i * ROWS
-                    cleaned = bring(
-                        q_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
-                        buffers.q.index(stage * PARTS + i), cleaned, PACKED,
-                    )  # fmt: skip
-                    mbarrier.expect(full, lse_lines.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        lse_lines, [line + first], full, buffers.lse.index(stage * PARTS + i)
-                    )
-                mbarrier.wait(buffers.do_empty.index(stage), phase ^ 1)
-                full = buffers.do_full.index(stage)
-                for i in gl.static_range(PARTS):
-                    first = block * SIZE + i * ROWS
-                    cleaned = bring(
-                        do_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
-                        buffers.do.index(stage * PARTS + i), cleaned, PACKED,
-                    )  # fmt: skip
-                    mbarrier.expect(full, delta_lines.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        delta_lines, [line + first], full, buffers.delta.index(stage * PARTS + i)
-                    )
-                if step == begin:  # V of the last tile is left after this dO's place was
-                    for i in gl.static_range(2):
-                        mbarrier.wait(buffers.v_empty.index(i), (count & 1) ^ 1)
-                        cleaned = bring(
-                            v_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
-                            buffers.v_full.index(i), buffers.raw, buffers.v.index(i), cleaned, PACKED,
-                        )  # fmt: skip
-                step += 1
-        if ALONE:
-            tile += 1
-            if tile % blocks == 0:
-                tile = claim(counter, batches * kv_heads) * blocks
-        else:
-            tile = claim(counter, tiles)
-        tell_tile(tile, buffers, count)
-        count += 1
-    if PARTS == 1:  # `step_128` multiplies S one block ahead: one more Q and K, of which nothing is kept
-        slot = count & 1
-        mbarrier.wait(buffers.k_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        for i in gl.static_range(2):
-            full = buffers.k_full.index(slot)
-            mbarrier.expect(full, k_tiles.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_tiles, [0, 0, 0, 0], full, buffers.k.index(slot * 2 + i))
-        stage, phase = stage_of(step)
-        mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
-        full = buffers.q_full.index(stage)
-        mbarrier.expect(full, q_tiles.block_type.nbytes)
-        mbarrier.arrive(full, count=1)
-        tma.async_copy_global_to_shared(q_tiles, [0, 0, 0, 0], full, buffers.q.index(stage))
 
 
 @gluon.jit
@@ -507,8 +358,8 @@ def consume(
         PACKED: gl.constexpr = places is not None
         if ALONE:
             stores_done()  # the next tile adds to the same dQ
-        leave(dv_tiles, dv_out, dv_strides, dv, rows_at, out.index(0), PACKED, VALUE_DIM)
-        leave(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
+        write_through(dv_tiles, dv_out, dv_strides, dv, rows_at, out.index(0), PACKED, VALUE_DIM)
+        write_through(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
         tile = next_tile(buffers, count)
         count += 1
     if ADD_Q and step > 0:
@@ -518,23 +369,6 @@ def consume(
         dq = warpgroup_mma_wait(0, deps=(dq,))
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     tma.store_wait(0)
-
-
-@gluon.jit
-def leave(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: gl.constexpr):
-    """As `hopper_shared.write`; what the threads write goes through `buffer`, too: there is no room for another."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    batch, head, before, first, length = place
-    tma.store_wait(0)  # the one before may still be read
-    buffer.store(values.to(out.dtype.element_ty))
-    if tiles is not None:
-        if not PACKED or first + ROWS <= length:
-            fence_async_shared()
-            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, 0], buffer)
-        else:
-            write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
-    else:
-        write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
 
 
 @gluon.jit

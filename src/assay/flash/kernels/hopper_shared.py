@@ -127,6 +127,23 @@ def write(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM:
 
 
 @gluon.jit
+def write_through(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: gl.constexpr):
+    """As `write`; what the threads write goes through `buffer`, too, where there is no room for another."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    batch, head, before, first, length = place
+    tma.store_wait(0)  # the one before may still be read
+    buffer.store(values.to(out.dtype.element_ty))
+    if tiles is not None:
+        if not PACKED or first + ROWS <= length:
+            fence_async_shared()
+            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, 0], buffer)
+        else:
+            write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
+    else:
+        write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
+
+
+@gluon.jit
 def write_rows(out, strides, values, batch, head, before, first, length, DIM: gl.constexpr):
     """By the threads."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
