@@ -42,6 +42,8 @@ def pretend_hopper() -> None:
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     cuda.current_stream = lambda *_: stream
     torch.use_deterministic_algorithms(True, warn_only=True)
+    whole: Any = torch
+    whole.are_deterministic_algorithms_enabled = lambda: False  # else dQ would never be added up
 
 
 def random_tensor(rng: Random, batch: int, heads: int, length: int, dim: int, dtype: torch.dtype) -> torch.Tensor:

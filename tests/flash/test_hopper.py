@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from assay import deviation
-from assay.flash import launch
+from assay.flash import counters, launch
 from assay.flash.call import Call
 from assay.flash.layout import empty_output
 from tests.flash.cases import Case, Drawn, largest, theirs
@@ -168,7 +168,7 @@ def test_a_kernel_leaves_its_counter_at_zero() -> None:
     packed = replace(call(right=0), cu_seqlens_q=lengths, cu_seqlens_k=lengths)
     for each in (call(), call(64, right=0), packed):
         launch.forward(each)
-        counter = hopper._counter(each.q.device)
+        counter = counters.counter(each.q.device)
         assert int(counter[0]) == 0
 
 
@@ -176,8 +176,8 @@ def test_a_kernel_leaves_its_counter_at_zero() -> None:
 def test_captured_calls_past_the_store_zero_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     this = call(right=0)
     expected = launch.forward(this)[0]
-    zeros, _ = hopper._COUNTERS[this.q.device.index]
-    monkeypatch.setitem(hopper._COUNTERS, this.q.device.index, (zeros, iter(())))
+    zeros, _ = counters._COUNTERS[this.q.device.index]
+    monkeypatch.setitem(counters._COUNTERS, this.q.device.index, (zeros, iter(())))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = launch.forward(this)[0]

@@ -44,7 +44,8 @@ def on_hopper() -> Iterator[list[Any]]:
         patch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
         patch.setattr(hopper, "processors", lambda index: 132)
         patch.setattr(fp8_launch, "_processors", lambda index: 132)
-        patch.setattr(hopper_forward_tiles, "_counter", lambda device: torch.zeros(1, dtype=torch.int32))
+        for module in (hopper, hopper_forward_tiles):
+            patch.setattr(module, "counter", lambda device: torch.zeros(1, dtype=torch.int32))
         yield kernels
 
 
@@ -70,6 +71,17 @@ def test_attention(dim: int, name: str) -> None:
     gluon = [kernel for kernel in kernels if kernel.name.endswith(("hopper", "large", "tiles"))]
     assert len(gluon) == {64: 4, 128: 4, 256: 5}[dim]
     check(gluon, full=call.slopes is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "window", "gqa, alibi"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_backward_of_heads_alone(monkeypatch: pytest.MonkeyPatch, dim: int, name: str) -> None:
+    monkeypatch.setattr(hopper, "alone", lambda call: True)
+    call = Drawn(replace(CASES[name], dims=(dim, dim), batch=1), torch.bfloat16).call()
+    with on_hopper() as kernels:
+        launch.backward(call, torch.zeros_like(call.q), torch.zeros(call.q.shape[:3]), call.q, None, False)
+    check([kernel for kernel in kernels if "hopper" in kernel.name], full=call.slopes is not None)
 
 
 @pytest.mark.slow

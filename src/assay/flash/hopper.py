@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
 import triton
 
 from assay.flash.call import Call
+from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
 from assay.flash.kernels.backward import attention_cast_dq
 from assay.flash.kernels.hopper_backward import attention_backward_hopper
@@ -23,6 +25,8 @@ ROWS = 128
 """Of a tile."""
 KEYS, KEYS_LARGE = 128, 64
 """Of a tile of the backward pass; of `backward_kv_large`."""
+BUSY, CACHED = 0.9, 512 * 128
+"""Of the processors, over time; numbers of Q that belong to one head of K."""
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K, V, dO, the LSE in units of log₂, and delta."""
 
@@ -49,9 +53,27 @@ def takes_backward(call: Call) -> bool:
 
 
 def adds_up(call: Call) -> bool:
-    """Whether the same kernel does dQ, too: adding it up in memory, in another order every time."""
-    same_bits = call.deterministic or call.batch_invariant or torch.are_deterministic_algorithms_enabled()
-    return takes_backward(call) and not same_bits
+    """Whether the same kernel does dQ, too: adding it up in memory, unless `alone` in another order every time."""
+    same_bits = call.deterministic or torch.are_deterministic_algorithms_enabled()
+    return takes_backward(call) and not call.batch_invariant and (alone(call) or not same_bits)
+
+
+def alone(call: Call) -> bool:
+    """Whether one CTA takes all keys of a head: where heads keep the processors busy, and stay in the cache."""
+    keys, heads = call.k.shape[2], call.k.shape[0] * call.k.shape[1]
+    if call.packed:
+        return False
+    if keys <= KEYS:
+        return True
+    waves = heads / processors(call.q.device.index)
+    return waves / math.ceil(waves) >= BUSY and call.group * call.q.shape[2] * padded(call.q.shape[3]) <= CACHED
+
+
+def overwrites(call: Call) -> bool:
+    """Whether sums of dQ need not be 0 before: `alone`, and all rows see a head's first tile of keys."""
+    keys, behind = call.k.shape[2], call.k.shape[2] - call.q.shape[2]
+    first = call.right is None or behind + call.right >= 0
+    return alone(call) and first and (call.left is None or keys - call.left <= min(keys, KEYS))
 
 
 def backward(
@@ -70,7 +92,8 @@ def backward(
     block, kv_heads, cu = padded(dim), k.shape[1], call.cu_seqlens_k
     blocks = triton.cdiv(k.shape[2], KEYS) + (0 if cu is None else len(cu) - 1)
     room = log2_lse.shape[1]
-    attention_backward_hopper[(blocks * batches * kv_heads,)](
+    works = batches * kv_heads * (1 if dq_sums is not None and alone(call) else blocks)
+    attention_backward_hopper[(min(works, processors(q.device.index)),)](
         *(gluon_tiles(x, 64) for x in (q, k, v, dout)),
         gluon_lines(log2_lse),
         gluon_lines(delta),
@@ -80,6 +103,7 @@ def backward(
         dv,
         dk.stride()[:3],
         dv.stride()[:3],
+        counter(q.device),
         None if cu is None else places(cu, blocks, KEYS),
         span,
         scores,
@@ -93,6 +117,8 @@ def backward(
         v.shape[3],
         block,
         dq_sums is not None,
+        dq_sums is not None and alone(call),
+        dq_sums is not None and overwrites(call),
         num_warps=4,
     )
     if dq_sums is not None:

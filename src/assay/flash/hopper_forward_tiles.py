@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -10,6 +9,7 @@ import triton
 
 from assay.flash import hopper
 from assay.flash.call import Call
+from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_tiles
 from assay.flash.kernels.hopper_forward_tiles import Shape, attention_forward_tiles
 from assay.flash.kernels.tile import Scores, Span
@@ -49,7 +49,7 @@ def forward(
         out.stride()[:3],
         lse,
         call.sinks,
-        _counter(q.device),
+        counter(q.device),
         None if cu is None else places(cu, blocks, rows),
         span,
         scores,
@@ -90,37 +90,3 @@ def _shape(dim: int, value_dim: int, three: bool) -> Shape:
         q_in_registers=dim <= 128 and not three,
         own_buffer=padded(dim) <= 128 or padded(value_dim) != padded(dim),
     )
-
-
-_COUNTERS: dict[int, tuple[torch.Tensor, Iterator[int]]] = {}
-_OF_STREAMS: dict[tuple[int, int], torch.Tensor] = {}
-_MOST = 4096
-
-
-def _counter(device: torch.device) -> torch.Tensor:
-    """A 0 that no other kernel has at the same time: the kernel leaves it at 0.
-
-    One a stream, whose kernels run one after the other; one a captured call, as graphs run on any stream.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        return (
-            _new_counter(device.index)
-            if device.index in _COUNTERS
-            else torch.zeros(1, dtype=torch.int32, device=device)
-        )
-    key = device.index, torch.cuda.current_stream(device).cuda_stream
-    found = _OF_STREAMS.get(key)
-    if found is None:
-        if device.index not in _COUNTERS:
-            zeros = torch.zeros(_MOST, 4, dtype=torch.int32, device=device)  # 16 bytes each
-            torch.cuda.current_stream(device).synchronize()  # for the other streams
-            _COUNTERS[device.index] = zeros, iter(range(_MOST))
-        found = _OF_STREAMS[key] = _new_counter(device.index)
-    return found
-
-
-def _new_counter(index: int) -> torch.Tensor:
-    """From a device's store, or zeroed for this call once that is used up."""
-    zeros, free = _COUNTERS[index]
-    place = next(free, None)
-    return zeros.new_zeros(1) if place is None else zeros[place]

@@ -134,7 +134,9 @@ def backward(
 def _prepared(
     call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None, adds_up: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The LSE in units of log₂, and delta, each (B·H, room): see `line_of`; and 0s for dQ, if it `adds_up`."""
+    """The LSE in units of log₂, and delta, each (B·H, room): see `line_of`; and room for dQ, if it `adds_up`:
+    0s, or what `overwrites`.
+    """
     (batch, heads, queries), dim, cu = lse.shape, out.shape[3], call.cu_seqlens_q
     room = (triton.cdiv(queries, LARGEST_ROWS) + (0 if cu is None else len(cu))) * LARGEST_ROWS
     make = lse.new_empty if cu is None else lse.new_zeros  # packed: a sequence without rows has a line all the same
@@ -142,9 +144,10 @@ def _prepared(
     sums = lse.new_empty(batch * heads, room, padded(dim)) if adds_up else None
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
     rows = 64 if cu is None else LARGEST_ROWS
+    zeros = None if sums is None or hopper.overwrites(call) else sums
     grid = _grid(call, cu, room if cu is None else queries, heads, rows)
     attention_prepare_backward[grid](
-        out, dout, lse, dlse, log2_lse, delta, sums, *strides, None if cu is None else places(cu, grid[0], rows),
+        out, dout, lse, dlse, log2_lse, delta, zeros, *strides, None if cu is None else places(cu, grid[0], rows),
         _span(call), room, heads, dim, padded(dim), rows, num_warps=rows // 16,
     )  # fmt: skip
     return log2_lse, delta, sums

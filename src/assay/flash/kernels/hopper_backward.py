@@ -1,15 +1,17 @@
 """Backward on Hopper in one pass: five products a tile, all on tensor cores that seldom wait.
 
-A CTA has 128 keys of one head, two warpgroups (the consumers) 64 each; four more warps (the producer) bring Q, dO, LSE
-and delta of block after block of rows by the copy engine (TMA), of every query head that shares the keys. All tiles
-are (keys, rows):
+A tile is 128 keys of one head, of which two warpgroups (the consumers) have 64 each; four more warps (the producer)
+bring Q, dO, LSE and delta of block after block of rows by the copy engine (TMA), of every query head that shares the
+keys. A CTA stays and takes tile after tile: whoever is free takes the next (an atomic counter). K has room for two, so
+that one tile's last dQ and the next one's first S run together, and dK and dV leave meanwhile. All products are
+(keys, rows):
 
     Sᵀ = K·Qᵀ,  dPᵀ = V·dOᵀ,  P = 2^(S − LSE),  dS = P∘(dP − delta),  dV += Pᵀ·dO,  dK += dSᵀ·Q
 
-P and dS stay in registers for dV and dK. dQ = dS·K sums over keys, of which a CTA has only some: the consumers give
+P and dS stay in registers for dV and dK. dQ = dS·K sums over keys, of which a tile has only some: the consumers give
 each other their dS through shared memory, each multiplies one half of the result, one block of rows later, and the
-copy engine adds it up in memory, in FP32 and in the order in which the CTAs come. `attention_cast_dq` makes the
-gradient of it.
+copy engine adds it up in memory, in FP32 and in the order in which the tiles come; for heads that a CTA has ALONE, that
+is always the same. `attention_cast_dq` makes the gradient of it.
 
 Without ADD_Q only dK and dV are computed, with the same bits every time; dQ is then `hopper_backward_q`'s.
 The arithmetic is that of `backward`; what this cannot do (bias, dropout, FP32) goes there.
@@ -30,133 +32,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_keys import work_of
+from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce, stage_of
+from assay.flash.kernels.hopper_keys import blocks_of, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     add_tile,
     barriers,
-    clean,
     lines,
+    next_tile,
     nothing,
     shared,
+    stores_done,
     tanh,
-    write,
+    write_through,
 )
 
-KEYS = gl.constexpr(2 * 64)  # of a CTA
-STAGES = gl.constexpr(2)
 
+class Place(NamedTuple):
+    """Of a tile among the CTA's."""
 
-class Buffers(NamedTuple):
-    """Shared memory and the barriers that say when it is full and when it may be written again."""
-
-    q: Any
-    do: Any
-    lse: Any
-    delta: Any
-    k: Any
-    v: Any
-    ds: Any
-    """(rows, keys): of each stage, those of both consumers."""
-    dq: Any
-    """On its way to memory, one of each consumer."""
-    k_full: Any
-    v_full: Any
-    k_left: Any
-    """Neither consumer reads K any more."""
-    q_full: Any
-    """Q and LSE."""
-    q_empty: Any
-    do_full: Any
-    """dO and delta."""
-    do_empty: Any
-    ds_full: Any
-    ds_empty: Any
-    raw: Any
-    """Packed: a tile is there, and not yet cleaned."""
-
-
-@gluon.jit
-def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned, PACKED: gl.constexpr):
-    """A tile by the copy engine; where another packed sequence follows in it, cleaned. How often, so far, is returned.
-
-    `full` expects one arrival beside the bytes.
-    """
-    place = [batch, head, before + first, 0]
-    if PACKED and first + buffer.shape[0] > length:
-        mbarrier.expect(raw, tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, raw, buffer)
-        mbarrier.wait(raw, cleaned & 1)
-        clean(buffer, length - first)
-        mbarrier.arrive(full, count=1)
-        cleaned += 1
-    else:
-        mbarrier.expect(full, tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, full, buffer)
-    return cleaned
-
-
-@gluon.jit
-def produce(
-    q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, buffers, places, span, room, batches, heads,
-    kv_heads, group,
-    PARTS: gl.constexpr,
-):  # fmt: skip
-    """K and V once, then block after block of rows, each into the stage that the consumers left longest ago."""
-    PACKED: gl.constexpr = places is not None
-    SIZE: gl.constexpr = PARTS * ROWS
-    work = work_of(gl.program_id(0), places, span, batches, kv_heads, KEYS, SIZE, 1)
-    cleaned = 0
-    for i in gl.static_range(2):
-        cleaned = bring(
-            k_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k, buffers.k_full,
-            buffers.raw, buffers.k.index(i), cleaned, PACKED,
-        )  # fmt: skip
-    step = 0
-    for member in range(group):
-        head = work.kv_head * group + member
-        line = (work.batch * heads + head) * room + work.line
-        for block in range(work.begin, work.end):
-            stage = step % STAGES
-            phase = ((step // STAGES) & 1) ^ 1
-            mbarrier.wait(buffers.q_empty.index(stage), phase)
-            full = buffers.q_full.index(stage)
-            for i in gl.static_range(PARTS):
-                first = block * SIZE + i * ROWS
-                cleaned = bring(
-                    q_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
-                    buffers.q.index(stage * PARTS + i), cleaned, PACKED,
-                )  # fmt: skip
-                mbarrier.expect(full, lse_lines.block_type.nbytes)
-                tma.async_copy_global_to_shared(lse_lines, [line + first], full, buffers.lse.index(stage * PARTS + i))
-            if step == 0:
-                for i in gl.static_range(2):
-                    cleaned = bring(
-                        v_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
-                        buffers.v_full, buffers.raw, buffers.v.index(i), cleaned, PACKED,
-                    )  # fmt: skip
-            mbarrier.wait(buffers.do_empty.index(stage), phase)
-            full = buffers.do_full.index(stage)
-            for i in gl.static_range(PARTS):
-                first = block * SIZE + i * ROWS
-                cleaned = bring(
-                    do_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
-                    buffers.do.index(stage * PARTS + i), cleaned, PACKED,
-                )  # fmt: skip
-                mbarrier.expect(full, delta_lines.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    delta_lines, [line + first], full, buffers.delta.index(stage * PARTS + i)
-                )
-            step += 1
-    if PARTS == 1:  # `step_128` multiplies S one block ahead: one more Q, of which nothing is kept
-        stage = step % STAGES
-        mbarrier.wait(buffers.q_empty.index(stage), ((step // STAGES) & 1) ^ 1)
-        full = buffers.q_full.index(stage)
-        mbarrier.expect(full, q_tiles.block_type.nbytes)
-        mbarrier.arrive(full, count=1)
-        place = [work.batch, work.kv_head * group, work.before_q, 0]
-        tma.async_copy_global_to_shared(q_tiles, place, full, buffers.q.index(stage))
+    count: Any
+    """Tiles before it."""
+    first: Any
+    """Its first step, if dQ of the tile before is multiplied then, else −1."""
+    last: Any
+    """Its last step."""
 
 
 @gluon.jit
@@ -204,22 +105,32 @@ def give(ds, buffer):
 
 
 @gluon.jit
-def add_q(dq, dq_lines, place, buffer):
-    """64 × 64 of dQ, added up in memory: in the order in which the threads hold them, 16 bytes at a time."""
+def add_q(dq, dq_lines, place, buffer, FRESH: gl.constexpr):
+    """64 × 64 of dQ, added up in memory: in the order in which the threads hold them, 16 bytes at a time.
+
+    FRESH: those of a head's first keys are written, not added; they have the place −1 − `place`.
+    """
+    buffer = buffer._reinterpret(gl.float32, [16, 256], gl.NVMMASharedLayout(0, 32, 2))
     tma.store_wait(0)  # the one before may still be read
     buffer.store(dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([16, 256]))
     fence_async_shared()
-    add_tile(dq_lines, [place * 16, 0], buffer)
+    if FRESH:
+        if place < 0:
+            tma.async_copy_shared_to_global(dq_lines, [(-1 - place) * 16, 0], buffer)
+        else:
+            add_tile(dq_lines, [place * 16, 0], buffer)
+    else:
+        add_tile(dq_lines, [place * 16, 0], buffer)
 
 
 @gluon.jit
-def multiply_q(buffers, step, stage, consumer: gl.constexpr, BLOCK_DIM: gl.constexpr):
+def multiply_q(buffers, slot, stage, consumer: gl.constexpr, BLOCK_DIM: gl.constexpr):
     """dS·K of a block of rows, in flight. D 128: of half of the dimensions; D 64: of half of the rows."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     HALF: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, 64], buffers.k.dtype)
     dq = gl.zeros([ROWS, 64], gl.float32, LAYOUT)
     for i in gl.static_range(2):
-        k = buffers.k.index(i + nothing(step))
+        k = buffers.k.index(slot * 2 + i)
         if BLOCK_DIM == 128:
             ds = buffers.ds.index(stage * 2 + i)
             k = k._reinterpret(buffers.k.dtype, [2, ROWS, 64], HALF).index(consumer)
@@ -230,11 +141,24 @@ def multiply_q(buffers, step, stage, consumer: gl.constexpr, BLOCK_DIM: gl.const
 
 
 @gluon.jit
+def slot_before(step, at):
+    """Which of the two tiles of K the block before was multiplied with."""
+    return (at.count - (step == at.first).to(gl.int32)) & 1
+
+
+@gluon.jit
+def leave_k(buffers, step, at):
+    """The tile before is done with, after the first step's dQ."""
+    if step == at.first:
+        mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
+
+
+@gluon.jit
 def step_128(
-    step, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores,
-    consumer: gl.constexpr, ADD_Q: gl.constexpr, FIRST: gl.constexpr,
+    step, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores,
+    consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
-    """A block of 64 rows at D 128, given its S; S of the next is returned.
+    """A block of 64 rows at D 128, given its S; S of the next is returned, which may be the next tile's.
 
     dP runs beside the exponentials; dQ of the block before (whose place is `before`), dK and the next S one after the
     other, while dQ leaves for memory. dV is waited for with dP, which is faster than not to wait: it lets the other
@@ -244,15 +168,15 @@ def step_128(
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     dtype: gl.constexpr = buffers.k.dtype
-    stage = step % STAGES
-    phase = (step // STAGES) & 1
-    last = (step - 1) % STAGES
+    stage, phase = stage_of(step)
+    after, phase_after = stage_of(step + 1)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q, do = buffers.q.index(stage), buffers.do.index(stage)
     mbarrier.wait(buffers.do_full.index(stage), phase)
     v = buffers.v.index(consumer + nothing(step))
     dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
     masked = is_masked(block, work)
+    keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     p, slant = probabilities(
         s, buffers.lse.index(stage).load(COLUMN), block * ROWS, masked, keys, slope, work, span, scores
     )
@@ -260,24 +184,29 @@ def step_128(
     delta = buffers.delta.index(stage).load(COLUMN)
     dp, dv = warpgroup_mma_wait(0, deps=(dp, dv))
     mbarrier.arrive(buffers.do_empty.index(stage), count=1)
+    if step == at.last:
+        mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
     ds = (slant * (dp - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
-        mbarrier.wait(buffers.ds_empty.index(stage), phase ^ 1)
-        give(ds, buffers.ds.index(stage * 2 + consumer))
+        mbarrier.wait(buffers.ds_empty.index(after), phase_after ^ 1)
+        give(ds, buffers.ds.index(after * 2 + consumer))
         fence_async_shared()
-        mbarrier.arrive(buffers.ds_full.index(stage), count=1)
-    if ADD_Q and not FIRST:
-        mbarrier.wait(buffers.ds_full.index(last), ((step - 1) // STAGES) & 1)
-        dq = multiply_q(buffers, step, last, consumer, 128)
+        mbarrier.arrive(buffers.ds_full.index(after), count=1)
+        mbarrier.wait(buffers.ds_full.index(stage), phase)
+        dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 128)
     dk = warpgroup_mma(gl.convert_layout(ds, OPERAND), q, dk, is_async=True)
-    after = (step + 1) % STAGES
-    mbarrier.wait(buffers.q_full.index(after), ((step + 1) // STAGES) & 1)
-    k = buffers.k.index(consumer + nothing(step))
+    if ADD_Q:  # before K is waited for: a tile of one step waits for the place of the K before
+        dq = warpgroup_mma_wait(1, deps=(dq,))
+        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
+        leave_k(buffers, step, at)
+    tile = at.count + (step == at.last).to(gl.int32)
+    if step == at.last:
+        mbarrier.wait(buffers.k_full.index(tile & 1), (tile >> 1) & 1)
+    mbarrier.wait(buffers.q_full.index(after), phase_after)
+    k = buffers.k.index((tile & 1) * 2 + consumer)
     s = warpgroup_mma(k, buffers.q.index(after).permute((1, 0)), empty, use_acc=False, is_async=True)
-    if ADD_Q and not FIRST:
-        dq = warpgroup_mma_wait(2, deps=(dq,))
-        mbarrier.arrive(buffers.ds_empty.index(last), count=1)
-        add_q(dq, dq_lines, before, buffers.dq.index(consumer))
+    if ADD_Q and step > 0:
+        add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dk = warpgroup_mma_wait(1, deps=(dk,))
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -286,21 +215,21 @@ def step_128(
 
 @gluon.jit
 def step_64(
-    step, block, dk, dv, before, k, v, buffers, dq_lines, keys, slope, work, span, scores,
-    consumer: gl.constexpr, ADD_Q: gl.constexpr, FIRST: gl.constexpr,
+    step, at, block, dk, dv, before, k, v, buffers, dq_lines, slope, work, span, scores,
+    consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """A block of 128 rows at D 64, as two parts; `k` and `v` are operands in registers."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     dtype: gl.constexpr = buffers.k.dtype
-    stage = step % STAGES
-    phase = (step // STAGES) & 1
-    last = (step - 1) % STAGES
+    stage, phase = stage_of(step)
+    after, phase_after = stage_of(step + 1)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q0, q1 = buffers.q.index(stage * 2), buffers.q.index(stage * 2 + 1)
     do0, do1 = buffers.do.index(stage * 2), buffers.do.index(stage * 2 + 1)
     masked = is_masked(block, work)
+    keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     mbarrier.wait(buffers.q_full.index(stage), phase)
     s0 = warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(buffers.do_full.index(stage), phase)
@@ -315,8 +244,8 @@ def step_64(
     delta = buffers.delta.index(stage * 2).load(COLUMN)
     ds0 = (slant0 * (dp0 - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
-        mbarrier.wait(buffers.ds_empty.index(stage), phase ^ 1)
-        give(ds0, buffers.ds.index((stage * 2 + consumer) * 2))
+        mbarrier.wait(buffers.ds_empty.index(after), phase_after ^ 1)
+        give(ds0, buffers.ds.index((after * 2 + consumer) * 2))
     dk = warpgroup_mma(gl.convert_layout(ds0, OPERAND), q0, dk, is_async=True)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), empty, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3, deps=(s1,))
@@ -329,16 +258,18 @@ def step_64(
     delta = buffers.delta.index(stage * 2 + 1).load(COLUMN)
     ds1 = (slant1 * (dp1 - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
-        give(ds1, buffers.ds.index((stage * 2 + consumer) * 2 + 1))
+        give(ds1, buffers.ds.index((after * 2 + consumer) * 2 + 1))
         fence_async_shared()
-        mbarrier.arrive(buffers.ds_full.index(stage), count=1)
+        mbarrier.arrive(buffers.ds_full.index(after), count=1)
     dk = warpgroup_mma(gl.convert_layout(ds1, OPERAND), q1, dk, is_async=True)
-    if ADD_Q and not FIRST:
-        mbarrier.wait(buffers.ds_full.index(last), ((step - 1) // STAGES) & 1)
-        dq = multiply_q(buffers, step, last, consumer, 64)
+    if ADD_Q:
+        mbarrier.wait(buffers.ds_full.index(stage), phase)
+        dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 64)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        mbarrier.arrive(buffers.ds_empty.index(last), count=1)
-        add_q(dq, dq_lines, before, buffers.dq.index(consumer))
+        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
+        leave_k(buffers, step, at)
+        if step > 0:
+            add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(buffers.do_empty.index(stage), count=1)
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
@@ -350,74 +281,93 @@ def consume(
     dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span, scores,
     gradient_scale, room, batches, heads, kv_heads, group,
     consumer: gl.constexpr, DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
+    ALONE: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
-    """Its 64 keys over all rows that see them."""
+    """Its 64 keys of tile after tile, over all rows that see them."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DIM, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     PARTS: gl.constexpr = 128 // BLOCK_DIM
     SIZE: gl.constexpr = PARTS * ROWS
-    work = work_of(gl.program_id(0), places, span, batches, kv_heads, KEYS, SIZE, 1)
-    keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    dk = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
-    dv = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
-    mbarrier.wait(buffers.k_full, 0)
-    mbarrier.wait(buffers.v_full, 0)
-    if BLOCK_DIM == 64:
-        k = buffers.k.index(consumer).load(OPERAND)
-        v = buffers.v.index(consumer).load(OPERAND)
-    head = work.kv_head * group
-    block = work.begin
-    # Tiles of 64 × 64: D 128 has two beside each other, D 64 two one below the other.
-    line = ((work.batch * heads + head) * room + work.line) // SIZE
-    place = (line + block) * 2 + consumer
-    slope = slope_of(scores, work, heads, head)
-    steps = (work.end - work.begin) * group
+    dtype: gl.constexpr = buffers.k.dtype
+    if ADD_Q:  # dQ of the block before the first is that of dS = 0, and goes nowhere
+        for i in gl.static_range(PARTS):
+            give(gl.zeros([ROWS, ROWS], dtype, LAYOUT), buffers.ds.index(consumer * PARTS + i))
+        fence_async_shared()
+        mbarrier.arrive(buffers.ds_full.index(0), count=1)
     if BLOCK_DIM == 128:
+        mbarrier.wait(buffers.k_full.index(0), 0)
         mbarrier.wait(buffers.q_full.index(0), 0)
         empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
         q = buffers.q.index(0).permute((1, 0))
         s = warpgroup_mma(buffers.k.index(consumer), q, empty, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        s, dk, dv = step_128(
-            0, block, s, dk, dv, place, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q, True
-        )
-    else:
-        dk, dv = step_64(
-            0, block, dk, dv, place, k, v, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q, True
-        )
-    for step in range(1, steps):
-        before = place
-        block += 1
-        place += 2
-        if block == work.end:  # the next query head of the group
-            block = work.begin
-            head += 1
-            line += room // SIZE
-            place = (line + block) * 2 + consumer
-            slope = slope_of(scores, work, heads, head)
-        if BLOCK_DIM == 128:
-            s, dk, dv = step_128(
-                step, block, s, dk, dv, before, buffers, dq_lines, keys, slope, work, span, scores, consumer, ADD_Q,
-                False,
-            )  # fmt: skip
-        else:
-            dk, dv = step_64(
-                step, block, dk, dv, before, k, v, buffers, dq_lines, keys, slope, work, span, scores, consumer,
-                ADD_Q, False,
-            )  # fmt: skip
-    if ADD_Q:
-        last = (steps - 1) % STAGES
-        mbarrier.wait(buffers.ds_full.index(last), ((steps - 1) // STAGES) & 1)
-        dq = multiply_q(buffers, steps, last, consumer, BLOCK_DIM)
+    blocks = blocks_of(places, span, KEYS)
+    tiles = blocks * batches * kv_heads
+    tile = gl.program_id(0) * (blocks if ALONE else 1)
+    count = 0
+    step = 0
+    before = 0
+    while tile < tiles:
+        work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
+        dk = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
+        dv = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
+        head = work.kv_head * group
+        block = work.begin
+        # Tiles of 64 × 64: D 128 has two beside each other, D 64 two one below the other.
+        line = ((work.batch * heads + head) * room + work.line) // SIZE
+        place = (line + block) * 2 + consumer
+        slope = slope_of(scores, work, heads, head)
+        at = Place(count, gl.where(count > 0, step, -1), step + (work.end - work.begin) * group - 1)
+        mbarrier.wait(buffers.v_full.index(consumer), count & 1)
+        if BLOCK_DIM == 64:
+            v = buffers.v.index(consumer).load(OPERAND)
+            mbarrier.wait(buffers.k_full.index(count & 1), (count >> 1) & 1)
+            k = buffers.k.index((count & 1) * 2 + consumer).load(OPERAND)
+            fence_async_shared()
+            gl.thread_barrier()
+            mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
+        for now in range(step, at.last + 1):
+            if block == work.end:  # the next query head of the group
+                block = work.begin
+                head += 1
+                line += room // SIZE
+                place = (line + block) * 2 + consumer
+                slope = slope_of(scores, work, heads, head)
+            if BLOCK_DIM == 128:
+                s, dk, dv = step_128(
+                    now, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
+                    FRESH,
+                )  # fmt: skip
+            else:
+                dk, dv = step_64(
+                    now, at, block, dk, dv, before, k, v, buffers, dq_lines, slope, work, span, scores,
+                    consumer, ADD_Q, FRESH,
+                )  # fmt: skip
+            before = place
+            if FRESH:
+                before = gl.where(work.first_key == 0, -1 - place, place)
+            block += 1
+            place += 2
+        step = at.last + 1
+        if not ADD_Q:
+            mbarrier.arrive(buffers.k_empty.index(count & 1), count=1)
+        rows_at = work.batch, work.kv_head, work.before_k, work.first_key + consumer * ROWS, work.len_k
+        LEAVING: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_DIM], dtype)
+        out = buffers.out.index(consumer)._reinterpret(dtype, [PARTS, ROWS, BLOCK_DIM], LEAVING)
+        PACKED: gl.constexpr = places is not None
+        if ALONE:
+            stores_done()  # the next tile adds to the same dQ
+        write_through(dv_tiles, dv_out, dv_strides, dv, rows_at, out.index(0), PACKED, VALUE_DIM)
+        write_through(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
+        tile = next_tile(buffers, count)
+        count += 1
+    if ADD_Q and step > 0:
+        stage, phase = stage_of(step)
+        mbarrier.wait(buffers.ds_full.index(stage), phase)
+        dq = multiply_q(buffers, (count - 1) & 1, stage, consumer, BLOCK_DIM)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        add_q(dq, dq_lines, place, buffers.dq.index(consumer))
-    first = work.first_key + consumer * ROWS
-    at = work.batch, work.kv_head, work.before_k, first, work.len_k
-    mbarrier.arrive(buffers.k_left, count=1)
-    write(dv_tiles, dv_out, dv_strides, dv, at, buffers.v.index(consumer), places is not None, VALUE_DIM)
-    mbarrier.wait(buffers.k_left, 0)  # the other one's dQ has read this one's K
-    write(dk_tiles, dk_out, dk_strides, dk * gradient_scale, at, buffers.k.index(consumer), places is not None, DIM)
+        add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     tma.store_wait(0)
 
 
@@ -433,10 +383,16 @@ def slope_of(scores, work, heads, head):
 @gluon.jit
 def attention_backward_hopper(
     q_tiles, k_tiles, v_tiles, do_tiles, lse_lines, delta_lines, dq_lines, dk_tiles, dv_tiles, dk_out, dv_out,
-    dk_strides, dv_strides, places, span, scores, gradient_scale, room, batches, heads, kv_heads, group,
+    dk_strides, dv_strides, counter, places, span, scores, gradient_scale, room, batches, heads, kv_heads, group,
     DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
+    ALONE: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of 128 keys of all heads. Lines of a head are `room` long; `dq_lines` are of […, 256] numbers."""
+    """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`.
+
+    Lines of a head are `room` long; `dq_lines` are of […, 256] numbers. ALONE: a CTA takes all keys of a head, one
+    tile after the other, so that its dQ is added up in one order. FRESH, too: what was in `dq_lines` does not count,
+    and all blocks of rows see the first tile.
+    """
     dtype: gl.constexpr = q_tiles.dtype
     PARTS: gl.constexpr = 128 // BLOCK_DIM
     buffers = Buffers(
@@ -444,13 +400,14 @@ def attention_backward_hopper(
         do=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
         lse=lines(STAGES * PARTS, ROWS),
         delta=lines(STAGES * PARTS, ROWS),
-        k=shared(dtype, 2, ROWS, BLOCK_DIM),
+        k=shared(dtype, 4, ROWS, BLOCK_DIM),
         v=shared(dtype, 2, ROWS, BLOCK_DIM),
         ds=shared(dtype, STAGES * 2 * PARTS if ADD_Q else 1, ROWS, ROWS),
-        dq=gl.allocate_shared_memory(gl.float32, [2 if ADD_Q else 1, 16, 256], gl.NVMMASharedLayout(0, 32, 2)),
-        k_full=barriers(1, 2).index(0),
-        v_full=barriers(1, 2).index(0),
-        k_left=barriers(1, 2).index(0),
+        out=shared(dtype, 2, PARTS * ROWS, BLOCK_DIM),
+        k_full=barriers(2, 2),
+        k_empty=barriers(2, 2),
+        v_full=barriers(2, 1),
+        v_empty=barriers(2, 1),
         q_full=barriers(STAGES, 2 * PARTS),
         q_empty=barriers(STAGES, 2),
         do_full=barriers(STAGES, 2 * PARTS),
@@ -458,18 +415,21 @@ def attention_backward_hopper(
         ds_full=barriers(STAGES, 2),
         ds_empty=barriers(STAGES, 2),
         raw=barriers(1, 1).index(0),
+        next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        next_full=barriers(2, 1),
+        next_empty=barriers(2, 2),
     )
     fence_async_shared()
     gl.warp_specialize(
         [
-            (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, buffers, places, span, room,
-                       batches, heads, kv_heads, group, PARTS)),
+            (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span,
+                       room, batches, heads, kv_heads, group, PARTS, ALONE)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
                        scores, gradient_scale, room, batches, heads, kv_heads, group, 0, DIM, VALUE_DIM, BLOCK_DIM,
-                       ADD_Q)),
+                       ADD_Q, ALONE, FRESH)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
                        scores, gradient_scale, room, batches, heads, kv_heads, group, 1, DIM, VALUE_DIM, BLOCK_DIM,
-                       ADD_Q)),
+                       ADD_Q, ALONE, FRESH)),
         ],
         [4, 4],
         [240, 240],

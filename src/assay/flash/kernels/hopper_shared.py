@@ -45,6 +45,14 @@ def add_tile(tiles, place, buffer, _semantic=None):
 
 
 @gluon.jit
+def stores_done():
+    """What the copy engine was told to write is in memory; `tma.store_wait` waits only until it has been read."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def nothing(step):
     """0 (steps are fewer than 2³⁰), which the compiler does not know.
 
@@ -57,14 +65,20 @@ def nothing(step):
 @gluon.jit
 def claim_tile(counter, buffers, count):
     """The producer's next tile, which no CTA has, told to the consumers; the count-th."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
+    tell_tile(tile, buffers, count)
+    return tile
+
+
+@gluon.jit
+def tell_tile(tile, buffers, count):
+    """From the producer to the consumers: their next one, the count-th."""
+    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     slot = count & 1
     mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
     buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
     gl.thread_barrier()  # all threads write it, one tells the consumers
     mbarrier.arrive(buffers.next_full.index(slot), count=1)
-    return tile
 
 
 @gluon.jit
@@ -110,6 +124,23 @@ def write(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM:
             write_rows(out, strides, values, batch, head, before, first, length, DIM)
     else:
         write_rows(out, strides, values, batch, head, before, first, length, DIM)
+
+
+@gluon.jit
+def write_through(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: gl.constexpr):
+    """As `write`; what the threads write goes through `buffer`, too, where there is no room for another."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    batch, head, before, first, length = place
+    tma.store_wait(0)  # the one before may still be read
+    buffer.store(values.to(out.dtype.element_ty))
+    if tiles is not None:
+        if not PACKED or first + ROWS <= length:
+            fence_async_shared()
+            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, 0], buffer)
+        else:
+            write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
+    else:
+        write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
 
 
 @gluon.jit

@@ -1,0 +1,163 @@
+"""What the Hopper backward's producer brings: tile after tile of keys, and the blocks of rows that see them."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from assay.flash.kernels.hopper_keys import blocks_of, work_of
+from assay.flash.kernels.hopper_shared import ROWS, clean, tell_tile
+from assay.flash.kernels.hopper_tiles import claim
+
+KEYS = gl.constexpr(2 * 64)  # of a CTA
+STAGES = gl.constexpr(2)
+
+
+class Buffers(NamedTuple):
+    """Shared memory and the barriers that say when it is full and when it may be written again."""
+
+    q: Any
+    do: Any
+    lse: Any
+    delta: Any
+    k: Any
+    """Two tiles: the next one's first S and this one's last dQ are computed together."""
+    v: Any
+    """One tile; each consumer reads its own half only."""
+    ds: Any
+    """(rows, keys): of each stage, those of both consumers."""
+    out: Any
+    """On their way to memory, dQ, dV and dK: one of each consumer."""
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+    q_full: Any
+    """Q and LSE."""
+    q_empty: Any
+    do_full: Any
+    """dO and delta."""
+    do_empty: Any
+    ds_full: Any
+    ds_empty: Any
+    raw: Any
+    """Packed: a tile is there, and not yet cleaned."""
+    next: Any
+    """The number of the next tile, from the producer to the others."""
+    next_full: Any
+    next_empty: Any
+
+
+@gluon.jit
+def stage_of(step):
+    """Of the two, which one a step has, and in which phase its barriers are."""
+    return step & 1, (step >> 1) & 1
+
+
+@gluon.jit
+def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned, PACKED: gl.constexpr):
+    """A tile by the copy engine; where another packed sequence follows in it, cleaned. How often, so far, is returned.
+
+    `full` expects one arrival beside the bytes.
+    """
+    place = [batch, head, before + first, 0]
+    if PACKED and first + buffer.shape[0] > length:
+        mbarrier.expect(raw, tiles.block_type.nbytes)
+        tma.async_copy_global_to_shared(tiles, place, raw, buffer)
+        mbarrier.wait(raw, cleaned & 1)
+        clean(buffer, length - first)
+        mbarrier.arrive(full, count=1)
+        cleaned += 1
+    else:
+        mbarrier.expect(full, tiles.block_type.nbytes)
+        tma.async_copy_global_to_shared(tiles, place, full, buffer)
+    return cleaned
+
+
+@gluon.jit
+def produce(
+    q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span, room, batches, heads,
+    kv_heads, group,
+    PARTS: gl.constexpr, ALONE: gl.constexpr,
+):  # fmt: skip
+    """Tile after tile: K and V, and block after block of rows, each into the place the consumers left longest ago."""
+    PACKED: gl.constexpr = places is not None
+    SIZE: gl.constexpr = PARTS * ROWS
+    blocks = blocks_of(places, span, KEYS)
+    tiles = blocks * batches * kv_heads
+    tile = gl.program_id(0) * (blocks if ALONE else 1)
+    count = 0
+    step = 0
+    cleaned = 0
+    while tile < tiles:
+        work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
+        slot = count & 1
+        mbarrier.wait(buffers.k_empty.index(slot), ((count >> 1) & 1) ^ 1)
+        for i in gl.static_range(2):
+            cleaned = bring(
+                k_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
+                buffers.k_full.index(slot), buffers.raw, buffers.k.index(slot * 2 + i), cleaned, PACKED,
+            )  # fmt: skip
+        begin = step
+        for member in range(group):
+            head = work.kv_head * group + member
+            line = (work.batch * heads + head) * room + work.line
+            for block in range(work.begin, work.end):
+                stage, phase = stage_of(step)
+                mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
+                full = buffers.q_full.index(stage)
+                for i in gl.static_range(PARTS):
+                    first = block * SIZE + i * ROWS
+                    cleaned = bring(
+                        q_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
+                        buffers.q.index(stage * PARTS + i), cleaned, PACKED,
+                    )  # fmt: skip
+                    mbarrier.expect(full, lse_lines.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        lse_lines, [line + first], full, buffers.lse.index(stage * PARTS + i)
+                    )
+                mbarrier.wait(buffers.do_empty.index(stage), phase ^ 1)
+                full = buffers.do_full.index(stage)
+                for i in gl.static_range(PARTS):
+                    first = block * SIZE + i * ROWS
+                    cleaned = bring(
+                        do_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
+                        buffers.do.index(stage * PARTS + i), cleaned, PACKED,
+                    )  # fmt: skip
+                    mbarrier.expect(full, delta_lines.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        delta_lines, [line + first], full, buffers.delta.index(stage * PARTS + i)
+                    )
+                if step == begin:  # V of the last tile is left after this dO's place was
+                    for i in gl.static_range(2):
+                        mbarrier.wait(buffers.v_empty.index(i), (count & 1) ^ 1)
+                        cleaned = bring(
+                            v_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
+                            buffers.v_full.index(i), buffers.raw, buffers.v.index(i), cleaned, PACKED,
+                        )  # fmt: skip
+                step += 1
+        if ALONE:
+            tile += 1
+            if tile % blocks == 0:
+                tile = claim(counter, batches * kv_heads) * blocks
+        else:
+            tile = claim(counter, tiles)
+        tell_tile(tile, buffers, count)
+        count += 1
+    if PARTS == 1:  # `step_128` multiplies S one block ahead: one more Q and K, of which nothing is kept
+        slot = count & 1
+        mbarrier.wait(buffers.k_empty.index(slot), ((count >> 1) & 1) ^ 1)
+        for i in gl.static_range(2):
+            full = buffers.k_full.index(slot)
+            mbarrier.expect(full, k_tiles.block_type.nbytes)
+            tma.async_copy_global_to_shared(k_tiles, [0, 0, 0, 0], full, buffers.k.index(slot * 2 + i))
+        stage, phase = stage_of(step)
+        mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
+        full = buffers.q_full.index(stage)
+        mbarrier.expect(full, q_tiles.block_type.nbytes)
+        mbarrier.arrive(full, count=1)
+        tma.async_copy_global_to_shared(q_tiles, [0, 0, 0, 0], full, buffers.q.index(stage))
