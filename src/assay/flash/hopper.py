@@ -25,7 +25,7 @@ ROWS = 128
 """Of a tile."""
 KEYS, KEYS_LARGE = 128, 64
 """Of a tile of the backward pass; of `backward_kv_large`."""
-BUSY, CACHED = 0.9, 512 * 128
+BUSY, CACHED = 0.9, 512 * 64
 """Of the processors, over time; numbers of Q that belong to one head of K."""
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K, V, dO, the LSE in units of log₂, and delta."""

@@ -147,8 +147,9 @@ def slot_before(step, at):
 
 
 @gluon.jit
-def leave_k(buffers, step, at):
-    """The tile before is done with, after the first step's dQ."""
+def leave_q(buffers, stage, step, at):
+    """After dQ: its dS is done with, and after the first step's the K of the tile before."""
+    mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
     if step == at.first:
         mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
 
@@ -156,9 +157,9 @@ def leave_k(buffers, step, at):
 @gluon.jit
 def step_128(
     step, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores,
-    consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
+    consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    """A block of 64 rows at D 128, given its S; S of the next is returned, which may be the next tile's.
+    """A block of 64 rows at D 128, given its S; S of the next is returned, after the LAST of a tile the next tile's.
 
     dP runs beside the exponentials; dQ of the block before (whose place is `before`), dK and the next S one after the
     other, while dQ leaves for memory. dV is waited for with dP, which is faster than not to wait: it lets the other
@@ -184,7 +185,7 @@ def step_128(
     delta = buffers.delta.index(stage).load(COLUMN)
     dp, dv = warpgroup_mma_wait(0, deps=(dp, dv))
     mbarrier.arrive(buffers.do_empty.index(stage), count=1)
-    if step == at.last:
+    if LAST:
         mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
     ds = (slant * (dp - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
@@ -195,18 +196,20 @@ def step_128(
         mbarrier.wait(buffers.ds_full.index(stage), phase)
         dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 128)
     dk = warpgroup_mma(gl.convert_layout(ds, OPERAND), q, dk, is_async=True)
-    if ADD_Q:  # before K is waited for: a tile of one step waits for the place of the K before
-        dq = warpgroup_mma_wait(1, deps=(dq,))
-        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
-        leave_k(buffers, step, at)
-    tile = at.count + (step == at.last).to(gl.int32)
-    if step == at.last:
-        mbarrier.wait(buffers.k_full.index(tile & 1), (tile >> 1) & 1)
+    if LAST:
+        if ADD_Q:  # before K is waited for: a tile of one step waits for the place of the K before
+            dq = warpgroup_mma_wait(1, deps=(dq,))
+            leave_q(buffers, stage, step, at)
+        mbarrier.wait(buffers.k_full.index((at.count + 1) & 1), ((at.count + 1) >> 1) & 1)
     mbarrier.wait(buffers.q_full.index(after), phase_after)
-    k = buffers.k.index((tile & 1) * 2 + consumer)
+    k = buffers.k.index(((at.count + (1 if LAST else 0)) & 1) * 2 + consumer)
     s = warpgroup_mma(k, buffers.q.index(after).permute((1, 0)), empty, use_acc=False, is_async=True)
-    if ADD_Q and step > 0:
-        add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
+    if ADD_Q:
+        if not LAST:
+            dq = warpgroup_mma_wait(2, deps=(dq,))
+            leave_q(buffers, stage, step, at)
+        if step > 0:
+            add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dk = warpgroup_mma_wait(1, deps=(dk,))
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -266,8 +269,7 @@ def step_64(
         mbarrier.wait(buffers.ds_full.index(stage), phase)
         dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 64)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
-        leave_k(buffers, step, at)
+        leave_q(buffers, stage, step, at)
         if step > 0:
             add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
@@ -327,28 +329,28 @@ def consume(
             fence_async_shared()
             gl.thread_barrier()
             mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
-        for now in range(step, at.last + 1):
-            if block == work.end:  # the next query head of the group
-                block = work.begin
-                head += 1
-                line += room // SIZE
-                place = (line + block) * 2 + consumer
-                slope = slope_of(scores, work, heads, head)
+        for now in range(step, at.last + (0 if BLOCK_DIM == 128 else 1)):
+            block, head, place, slope = next_head(block, head, place, slope, work, scores, heads, room // SIZE, group)
             if BLOCK_DIM == 128:
                 s, dk, dv = step_128(
                     now, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
-                    FRESH,
+                    FRESH, False,
                 )  # fmt: skip
             else:
                 dk, dv = step_64(
                     now, at, block, dk, dv, before, k, v, buffers, dq_lines, slope, work, span, scores,
                     consumer, ADD_Q, FRESH,
                 )  # fmt: skip
-            before = place
-            if FRESH:
-                before = gl.where(work.first_key == 0, -1 - place, place)
+            before = place_of_sums(place, work, FRESH)
             block += 1
             place += 2
+        if BLOCK_DIM == 128:
+            block, head, place, slope = next_head(block, head, place, slope, work, scores, heads, room // SIZE, group)
+            s, dk, dv = step_128(
+                at.last, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
+                FRESH, True,
+            )  # fmt: skip
+            before = place_of_sums(place, work, FRESH)
         step = at.last + 1
         if not ADD_Q:
             mbarrier.arrive(buffers.k_empty.index(count & 1), count=1)
@@ -369,6 +371,26 @@ def consume(
         dq = warpgroup_mma_wait(0, deps=(dq,))
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     tma.store_wait(0)
+
+
+@gluon.jit
+def next_head(block, head, place, slope, work, scores, heads, blocks, group):
+    """After the last block of rows, the first of the next query head of the group, so many `blocks` on."""
+    if group != 1:  # noqa: SIM102 - 1 is known when this is compiled
+        if block == work.end:
+            block = work.begin
+            head += 1
+            place += (blocks - (work.end - work.begin)) * 2
+            slope = slope_of(scores, work, heads, head)
+    return block, head, place, slope
+
+
+@gluon.jit
+def place_of_sums(place, work, FRESH: gl.constexpr):
+    """As `add_q` takes it."""
+    if FRESH:
+        place = gl.where(work.first_key == 0, -1 - place, place)
+    return place
 
 
 @gluon.jit
