@@ -135,15 +135,29 @@ def _registers(text: str) -> tuple[set[int], set[int]]:
     return set(), {int(x) for x in _UNIFORM.findall(rest)}
 
 
-def loops(code: Code) -> list[list[str]]:
-    """Innermost loops that multiply matrices."""
+def spills(code: Code) -> list[str]:
+    """Registers stored and loaded again in every turn of a loop that multiplies matrices.
+
+    Not those that a branch leads past: a mask's code is such a place.
+    """
     spans = [(to, i) for i, after in enumerate(code.targets) for to in after if to <= i]
     found = []
     for first, last in spans:
         inside = any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans)
-        body = code.instructions[first : last + 1]
-        if not inside and any("GMMA" in text for text in body):
-            found.append(body)
+        if inside or not any("GMMA" in text for text in code.instructions[first : last + 1]):
+            continue
+        past = {
+            place
+            for i in range(first, last + 1)
+            for to in code.targets[i]
+            if i + 1 < to <= last
+            for place in range(i + 1, to)
+        }
+        found += [
+            text
+            for i, text in enumerate(code.instructions[first : last + 1], first)
+            if text.startswith(("LDL", "STL")) and i not in past
+        ]
     return found
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from assay.flash import fp8_launch, hopper, hopper_forward_tiles, launch
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
-from tests.flash.machine_code import code_of, compiling, complaints, loops, read, unset
+from tests.flash.machine_code import code_of, compiling, complaints, read, spills, unset
 
 CASES = {
     "packed": Case(packed=((200, 200), (77, 140), (130, 130))),
@@ -37,6 +37,19 @@ BROKEN = """
 """As ptxas made it of two arms of an `if`."""
 
 
+TURN = """
+.L_x_1:
+        /*0000*/ HGMMA.64x128x16.F32.BF16 R24, R212, gdesc[UR12], R24 ;
+        /*0010*/ MOV ;
+        /*0020*/ NOP ;
+.L_x_2:
+        /*0030*/ EXTRA ;
+        /*0040*/ @P0 BRA `(.L_x_1) ;
+        /*0050*/ EXIT ;
+"""
+"""A loop, with room for more."""
+
+
 @contextmanager
 def on_hopper() -> Iterator[list[Any]]:
     """Calls on CPU tensors go where those on an H200's would, and are compiled only."""
@@ -50,12 +63,11 @@ def on_hopper() -> Iterator[list[Any]]:
 
 
 def check(kernels: list[Any], full: bool = False) -> None:
-    """`full`: the registers do not hold all, and a few numbers are spilled."""
+    """`full`: with ALiBi and groups the registers do not hold all; 32 instructions, in two consumers, are the most."""
     for kernel in kernels:
         code = code_of(kernel)
         assert unset(code) == [], kernel.name
-        spilled = [text for body in loops(code) for text in body if text.startswith(("LDL", "STL"))]
-        assert len(spilled) <= (8 if full else 0), kernel.name
+        assert len(spills(code)) <= (32 if full else 0), kernel.name
         assert complaints(kernel) == [], kernel.name
 
 
@@ -101,6 +113,14 @@ def test_fp8(dim: int) -> None:
         fp8_launch.forward(q, k, v, None, 0.1, None, 0, None, FP8())
     (kernel,) = (kernel for kernel in kernels if kernel.name == "attention_forward_fp8")
     check([kernel])
+
+
+def test_spills_are_found() -> None:
+    masked = TURN.replace("MOV", "@P1 BRA `(.L_x_2)").replace("NOP", "STL [R1], R4")
+    assert spills(read(TURN)) == []
+    assert spills(read(masked)) == []
+    assert spills(read(TURN.replace("MOV", "LDL R4, [R1]"))) == ["LDL R4, [R1]"]
+    assert spills(read(masked.replace("EXTRA", "STL [R1], R5"))) == ["STL [R1], R5"]
 
 
 def test_stale_registers_are_found() -> None:
