@@ -92,8 +92,36 @@ class Shape:
 
 
 @gluon.jit
+def bring_block(
+    k_tiles, v_tiles, buffers, work, before_k, batch, kv_head, block, step, cleaned,
+    PACKED: gl.constexpr, COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """K and V of a block of keys, each into the stage that the consumers left longest ago."""
+    start = block * COLUMNS
+    place = [batch, kv_head, before_k + start, 0]
+    stage = step % STAGES
+    phase = ((step // STAGES) & 1) ^ 1
+    mbarrier.wait(buffers.k_empty.index(stage), phase)
+    mbarrier.expect(buffers.k_full.index(stage), k_tiles.block_type.nbytes)
+    tma.async_copy_global_to_shared(k_tiles, place, buffers.k_full.index(stage), buffers.k.index(stage))
+    mbarrier.wait(buffers.v_empty.index(stage), phase)
+    v = buffers.v.index(stage)
+    if PACKED and start + COLUMNS > work.len_k:
+        mbarrier.expect(buffers.v_raw, v_tiles.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_tiles, place, buffers.v_raw, v)
+        mbarrier.wait(buffers.v_raw, cleaned & 1)
+        clean(v, work.len_k - start)
+        mbarrier.arrive(buffers.v_full.index(stage), count=1)
+        cleaned += 1
+    else:
+        mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), v)
+    return cleaned
+
+
+@gluon.jit
 def produce(given, SHAPE: gl.constexpr):
-    """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
+    """Tile after tile: Q, then K and V block by block."""
     q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group = given
     PACKED: gl.constexpr = places is not None
     COLUMNS: gl.constexpr = SHAPE.columns
@@ -115,29 +143,15 @@ def produce(given, SHAPE: gl.constexpr):
             place = [batch, work.head, work.before_q + work.first_row + consumer * ROWS, 0]
             tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(slot), buffers.q.index(slot))
         keys = keys_of(work, work.first_row, span, TILE, COLUMNS)
-        kv_head = work.head // group
-        for back in range(keys.end - keys.begin):
-            start = (keys.end - 1 - back) * COLUMNS
-            place = [batch, kv_head, before_k + start, 0]
-            stage = step % STAGES
-            phase = ((step // STAGES) & 1) ^ 1
-            mbarrier.wait(buffers.k_empty.index(stage), phase)
-            mbarrier.expect(buffers.k_full.index(stage), k_tiles.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_tiles, place, buffers.k_full.index(stage), buffers.k.index(stage))
-            mbarrier.wait(buffers.v_empty.index(stage), phase)
-            v = buffers.v.index(stage)
-            if PACKED and start + COLUMNS > work.len_k:
-                mbarrier.expect(buffers.v_raw, v_tiles.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_tiles, place, buffers.v_raw, v)
-                mbarrier.wait(buffers.v_raw, cleaned & 1)
-                clean(v, work.len_k - start)
-                mbarrier.arrive(buffers.v_full.index(stage), count=1)
-                cleaned += 1
-            else:
-                mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), v)
-            step += 1
-        tile = claim(counter, tiles)  # only now: a tile claimed early may wait here while another CTA is free
+        at = work, before_k, batch, work.head // group
+        for back in range(keys.end - keys.begin - 1):
+            cleaned = bring_block(
+                k_tiles, v_tiles, buffers, *at, keys.end - 1 - back, step + back, cleaned, PACKED, COLUMNS
+            )
+        # With a block to go: claimed earlier, a tile may wait here while another CTA is free; later, this one waits.
+        tile = claim(counter, tiles)
+        step += keys.end - keys.begin
+        cleaned = bring_block(k_tiles, v_tiles, buffers, *at, keys.begin, step - 1, cleaned, PACKED, COLUMNS)
         count += 1
     tell(buffers.note, buffers.note_full, buffers.note_empty, count, Work(-1, 0, 0, 0, 0, 0), PACKED)
 
