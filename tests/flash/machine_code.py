@@ -20,6 +20,10 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _UNIFORM = re.compile(r"\bUR(\d+)\b")
 _GUARD = re.compile(r"^@!?U?P\w+\s+")
 _WRITES = re.compile(r"U(?!TMA|BLKCP|CGABAR)[A-Z]|R2UR|S2UR|VOTEU|REDUX|LDCU")
+_PRODUCT = re.compile(r"\wGMMA\.64x(\d+)x\d+\.F32\S* R(\d+), (?:R(\d+), )?")
+_NO_RESULT = re.compile(r"ST|RED\b|RET|BR|CALL|WARPSYNC|NANOSLEEP|\w*SETP|PLOP")
+_OF_A, _THREADS = 4, 128
+"""Registers of A that a product reads, threads that have its result."""
 
 
 class _Offline:
@@ -84,6 +88,8 @@ def read(listing: str) -> Code:
         if bare.startswith(("BRA", "EXIT", "RET")):
             always = bare == text and not re.match(r"BRA\S*\s+!?U?P\d", bare) and "BRA.DIV" not in bare
             after = [] if always else after
+        if bare.startswith("BRX"):  # a table of places: a partition each
+            after = [labels[name] for name in re.findall(r"\.L\w+", bare)]
         if bare.startswith(("BRA", "CALL")):
             after += [labels[name] for name in re.findall(r"`\((\.L\w+)\)", bare) if name in labels]
         targets.append([each for each in after if each < len(instructions)])
@@ -133,6 +139,74 @@ def _registers(text: str) -> tuple[set[int], set[int]]:
         wide = {first + 1} if re.search(r"64|WIDE", name) else set()
         return {first} | wide, {int(x) for x in _UNIFORM.findall(",".join(operands[1:]))}
     return set(), {int(x) for x in _UNIFORM.findall(rest)}
+
+
+class Group(NamedTuple):
+    """Products that are waited for together: the registers that they read A from, those that they sum in."""
+
+    read: frozenset[int] = frozenset()
+    sums: frozenset[int] = frozenset()
+    closed: bool = False
+
+
+def hurried(code: Code) -> list[str]:
+    """Instructions that write registers which a product under way may still read, or touch those that it sums in.
+
+    ptxas 12.8 has made such code where A's name gets another value in an arm of an `if` that comes before the wait.
+    """
+    known: list[set[tuple[Group, ...]]] = [set() for _ in code.instructions]
+    known[0].add(())
+    left: list[tuple[int, tuple[Group, ...]]] = [(0, ())]
+    found = set()
+    while left:
+        i, groups = left.pop()
+        bare = _GUARD.sub("", code.instructions[i])
+        if product := _PRODUCT.match(bare):
+            groups = _with(groups, product, "gsb0" in bare)
+        elif wait := re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, (\w+)", bare):
+            groups = groups[len(groups) - min(int(wait[1], 16), len(groups)) :]
+        else:
+            written = _written(bare)
+            named = {int(x) for x in re.findall(r"\bR(\d+)\b", bare)}
+            if any(written & group.read or (written | named) & group.sums for group in groups):
+                found.add(i)
+        assert len(groups) < 8, "products that nobody waits for"
+        for target in code.targets[i]:
+            if groups not in known[target]:
+                known[target].add(groups)
+                left.append((target, groups))
+    return [code.instructions[i] for i in sorted(found)]
+
+
+def _with(groups: tuple[Group, ...], product: re.Match[str], closed: bool) -> tuple[Group, ...]:
+    """One more product: of the last group, if that is not closed."""
+    columns, first, a = product.groups()
+    sums = range(int(first), int(first) + 64 * int(columns) // _THREADS)
+    read = range(int(a), int(a) + _OF_A) if a else ()
+    last = Group()
+    if groups and not groups[-1].closed:
+        groups, last = groups[:-1], groups[-1]
+    return *groups, Group(last.read.union(read), last.sums.union(sums), closed)
+
+
+def _written(bare: str) -> set[int]:
+    """Registers that an instruction without its guard writes."""
+    name, _, rest = bare.partition(" ")
+    if _NO_RESULT.match(name):
+        return set()
+    operands = [each.strip() for each in rest.split(",")]
+    result = next((each for each in operands if not re.fullmatch(r"!?U?P\w+", each)), "")
+    first = re.fullmatch(r"R(\d+)(\.\w+)?", result)
+    if first is None:
+        return set()
+    wide = 1
+    if re.search(r"\.64\b|WIDE|^CS2R(?!\.32)", name):
+        wide = 2
+    elif re.search(r"\.128\b|^LDSM.*\.4$", name):
+        wide = 4
+    elif re.search(r"^LDSM.*\.2$", name):
+        wide = 2
+    return set(range(int(first[1]), int(first[1]) + wide))
 
 
 def spills(code: Code) -> list[str]:

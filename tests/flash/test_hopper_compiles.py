@@ -1,4 +1,4 @@
-"""The Hopper kernels, compiled without a GPU: no spill in a loop, no serialised products, no stale register."""
+"""The Hopper kernels, compiled without a GPU: no spill in a loop, no serialised products, no register too early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from assay.flash import fp8_launch, hopper, hopper_forward_tiles, launch
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
-from tests.flash.machine_code import code_of, compiling, complaints, read, spills, unset
+from tests.flash.machine_code import code_of, compiling, complaints, hurried, read, spills, unset
 
 CASES = {
     "packed": Case(packed=((200, 200), (77, 140), (130, 130))),
@@ -35,8 +35,24 @@ BROKEN = """
         /*0070*/ EXIT ;
 """
 """As ptxas made it of two arms of an `if`."""
-
-
+EARLY = """
+        /*0000*/ HGMMA.64x64x16.F32.BF16 R152, gdesc[UR52], RZ, !UPT, gsb0 ;
+        /*0010*/ HGMMA.64x256x16.F32.BF16 R24, R184, gdesc[UR4].tnspB, R24, gsb0 ;
+        /*0020*/ FADD R0, R152, R153 ;
+        /*0030*/ WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0040*/ @!P0 BRA `(.L_x_1) ;
+        /*0050*/ MUFU.EX2 R188, R152 ;
+        /*0060*/ F2FP.BF16.F32.PACK_AB R187, R188, R153 ;
+        /*0070*/ LDS.128 R20, [R3] ;
+        /*0080*/ LDS.128 R21, [R3] ;
+        /*0090*/ STS [R3], R151 ;
+.L_x_1:
+        /*00a0*/ WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*00b0*/ F2FP.BF16.F32.PACK_AB R187, R188, R153 ;
+        /*00c0*/ FMUL R24, R24, R2 ;
+        /*00d0*/ EXIT ;
+"""
+"""The next P in the registers that a product reads this one from, as ptxas made it, and other haste."""
 TURN = """
 .L_x_1:
         /*0000*/ HGMMA.64x128x16.F32.BF16 R24, R212, gdesc[UR12], R24 ;
@@ -67,6 +83,7 @@ def check(kernels: list[Any], full: bool = False) -> None:
     for kernel in kernels:
         code = code_of(kernel)
         assert unset(code) == [], kernel.name
+        assert hurried(code) == [], kernel.name
         assert len(spills(code)) <= (32 if full else 0), kernel.name
         assert complaints(kernel) == [], kernel.name
 
@@ -106,6 +123,17 @@ def test_short_sequences_of_small_heads() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (1100, 0)}], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_rows_that_see_many_keys(dim: int, mask: dict[str, Any]) -> None:
+    call = Drawn(Case(queries=1200, keys=1200, dims=(dim, dim), batch=1, **mask), torch.bfloat16).call()
+    assert hopper_forward_tiles.shape_of(call).consumers == (3 if dim == 64 else 2)
+    with on_hopper() as kernels:
+        launch.forward(call)
+    check(kernels)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [128, 256])
 def test_fp8(dim: int) -> None:
     q, k, v = torch.zeros(3, 1, 2, 300, dim, dtype=torch.bfloat16)
@@ -124,4 +152,15 @@ def test_spills_are_found() -> None:
 
 
 def test_stale_registers_are_found() -> None:
-    assert unset(read(BROKEN)) == ["HGMMA.64x128x16.F32.BF16 R24, R204, gdesc[UR12], R24"]
+    table = BROKEN.replace("@!P2 BRA `(.L_x_1)", 'BRX R6 -0x1c0 (*"BRANCH_TARGETS .L_x_0,.L_x_1"*)')
+    for listing in (BROKEN, table.replace("        /*0020*/", ".L_x_0:\n        /*0020*/")):
+        assert unset(read(listing)) == ["HGMMA.64x128x16.F32.BF16 R24, R204, gdesc[UR12], R24"]
+
+
+def test_haste_is_found() -> None:
+    assert hurried(read(EARLY)) == [
+        "FADD R0, R152, R153",
+        "F2FP.BF16.F32.PACK_AB R187, R188, R153",
+        "LDS.128 R21, [R3]",
+        "STS [R3], R151",
+    ]

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import ast
 import builtins as _py
 import importlib
 import os
 import sys
 import types
 
+from tests.gluon.carries import check_loops
 from tests.gluon.errors import _KERNEL_FILES
 from tests.gluon.language import kernel_range
 from tests.gluon.triton_modules import TRITON
@@ -49,7 +51,9 @@ class Loader:
         sys.modules.setdefault(name, module) if name not in sys.modules else None
         with open(path) as file:
             # host code that asks for CUDA tensors gets the CPU ones it has here
-            code = compile(file.read().replace(".is_cuda", ".is_cpu"), path, "exec")
+            tree = ast.parse(file.read().replace(".is_cuda", ".is_cpu"), path)
+        check_loops(tree, path)
+        code = compile(tree, path, "exec")
         try:
             exec(code, vars(module))
         except BaseException:

@@ -16,8 +16,8 @@ from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.places import places
 
-FEW_KEYS = 1024
-"""Masked rows that see no more are cut into tiles of 128, also at small heads: larger ones would waste more."""
+SHORT = 1024
+"""Masked sequences up to this long, packed ones in the mean, are cut into tiles of 128 rows, also at small heads."""
 
 
 def takes(call: Call) -> bool:
@@ -69,22 +69,15 @@ def columns(call: Call) -> int:
 
 
 def shape_of(call: Call) -> Shape:
-    """Small heads leave registers for three consumers: faster but where masked rows see few keys.
+    """Small heads leave registers for three consumers: faster but where short rows see few keys. No bit depends on it.
 
-    ALiBi takes registers of its own. No bit depends on the shape.
+    ALiBi takes registers of its own.
     """
-    small = max(call.q.shape[3], call.v.shape[3]) <= 64
+    sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
     masked = call.left is not None or call.right is not None
-    three = small and call.slopes is None and not (masked and _seen(call) <= FEW_KEYS)
-    return _shape(call.q.shape[3], call.v.shape[3], three)
-
-
-def _seen(call: Call) -> float:
-    """Keys that a row sees at most; packed: in a sequence of mean length."""
-    keys = call.k.shape[2] / (1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1)
-    if call.left is None or call.right is None:
-        return keys
-    return min(keys, call.left + 1 + call.right)
+    short = call.q.shape[2] <= SHORT * sequences
+    small = max(call.q.shape[3], call.v.shape[3]) <= 64
+    return _shape(call.q.shape[3], call.v.shape[3], small and call.slopes is None and not (masked and short))
 
 
 @cache
