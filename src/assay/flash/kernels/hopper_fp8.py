@@ -1,4 +1,4 @@
-"""Forward on Hopper in FP8: the warps of `hopper_forward`, products of 8-bit numbers at twice the rate.
+"""Forward on Hopper in FP8: the warps of `hopper_forward_tiles`, products of 8-bit numbers at twice the rate.
 
 Q, K and V come quantised, each block with its scale, V as (D, keys) since the tensor cores take 8-bit operands along
 their sums only. The scales of Q and K join that of the scores; that of V joins P, as a shift of its exponent, so that
