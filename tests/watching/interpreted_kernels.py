@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -57,7 +58,21 @@ def check_sums(dtype: torch.dtype, shape: tuple[int, ...], broken: bool) -> None
     assert found[0][16, : shape[1]].sum() == (~actual.isfinite()).sum()
 
 
+def check_batches() -> None:
+    """Tensors of one call and of several batch sizes, with what is not finite: as plain torch finds it, carefully."""
+    for batches in ((2, 2), (2, 1)):
+        golden = [draw(batch, 2, 30, 16, seed=batch) for batch in batches]
+        golden[0][0, 0, 0, 0] = math.nan
+        threes = [(x.float(), (x + 1e-3).float(), x) for x in golden]
+        plainly = sums._of_tensors(threes, format_of(torch.float32), careful=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sums, "fused", lambda x: True)
+            found = sums._of_tensors(threes, format_of(torch.float32), careful=False)
+        torch.testing.assert_close(found, plainly, rtol=1e-12, atol=1e-12)
+
+
 def main() -> None:
+    check_batches()
     for dtype in (torch.float16, torch.float32, torch.float64):
         for keys in (5, 600):
             check_scores(dtype, keys)

@@ -52,13 +52,14 @@ def always_careful(threes: Sequence[Three]) -> bool:
 def _of_tensors(threes: Sequence[Three], format: Format, careful: bool) -> Tensor:
     """All but what is made of samples."""
     exact = [(x, z, y) for x, z, y in threes if y is not None]
-    if always_careful(threes) and len({len(y) for _, _, y in exact}) == 1:
+    if always_careful(threes):
         from assay.watching import triton_sums
 
-        total, top = triton_sums.of_tensors(exact, format)
+        one_batch = len({len(y) for _, _, y in exact}) == 1
+        found = [triton_sums.of_tensors(part, format) for part in ([exact] if one_batch else [[x] for x in exact])]
     else:
         found = [_by_pieces(*each, format, _finite if careful else _as_they_are) for each in threes]
-        total, top = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    total, top = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
     heads = [x.shape[1] for x, _, _ in threes]
     added = [part for own in total.split(heads, 1) for part in (own, own.sum(1, keepdim=True))]
     largest = [part for own in top.split(heads, 1) for part in (own, own.amax(1, keepdim=True))]
