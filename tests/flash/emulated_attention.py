@@ -126,7 +126,7 @@ def forward(rng: Random, root: str) -> Case | None:
         close("out", out, want, relative * spread + u * want.abs() + least * (1 + values))
         close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
 
-    return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper_forward.takes(call) else None
+    return (f"{described(call)}, NaN in {skipped}", check) if launch.hopper_forward_tiles.takes(call) else None
 
 
 def backward(rng: Random, root: str) -> Case | None:

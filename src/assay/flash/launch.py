@@ -10,8 +10,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.flash import decode, hopper
-from assay.flash import hopper_forward_tiles as hopper_forward
+from assay.flash import decode, hopper, hopper_forward_tiles
 from assay.flash.call import Call, Gradients
 from assay.flash.descriptors import row_tiles, tiles
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, attention_prepare_backward
@@ -41,8 +40,8 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     if _few_queries(call):
         split, lse = decode.launch(_as_decoding(call))
         out.copy_(split)
-    elif hopper_forward.takes(call):
-        hopper_forward.forward(call, *_positive_scale(call), out, lse, _span(call), _scores(call))
+    elif hopper_forward_tiles.takes(call):
+        hopper_forward_tiles.forward(call, *_positive_scale(call), out, lse, _span(call), _scores(call))
     else:
         _forward(call, out, lse)
     return out, lse
@@ -237,8 +236,8 @@ def _backward_bias(call: Call, bias: torch.Tensor, tensors: hopper.Tensors, rest
 
 def key_blocks(call: Call) -> tuple[int, bool]:
     """How many keys the forward kernel takes at once, and whether from the last to the first: the order of its sums."""
-    if hopper_forward.takes(call):
-        return hopper_forward.columns(call), True
+    if hopper_forward_tiles.takes(call):
+        return hopper_forward_tiles.columns(call), True
     return tile_for("forward", call).columns, call.numerics.reverse_keys
 
 

@@ -79,6 +79,25 @@ def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned,
 
 
 @gluon.jit
+def bring_rows(
+    tiles, lines, rows, numbers, full, empty, raw, work, head, line, block, stage, phase, cleaned,
+    PACKED: gl.constexpr, PARTS: gl.constexpr,
+):  # fmt: skip
+    """A block of Q and its LSE, or of dO and delta, once its stage was left."""
+    mbarrier.wait(empty.index(stage), phase ^ 1)
+    full = full.index(stage)
+    for i in gl.static_range(PARTS):
+        first = block * (PARTS * ROWS) + i * ROWS
+        cleaned = bring(
+            tiles, work.batch, head, work.before_q, first, work.len_q, full, raw, rows.index(stage * PARTS + i),
+            cleaned, PACKED,
+        )  # fmt: skip
+        mbarrier.expect(full, lines.block_type.nbytes)
+        tma.async_copy_global_to_shared(lines, [line + first], full, numbers.index(stage * PARTS + i))
+    return cleaned
+
+
+@gluon.jit
 def produce(
     q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span, room, batches, heads,
     kv_heads, group,
@@ -108,30 +127,15 @@ def produce(
             line = (work.batch * heads + head) * room + work.line
             for block in range(work.begin, work.end):
                 stage, phase = stage_of(step)
-                mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
-                full = buffers.q_full.index(stage)
-                for i in gl.static_range(PARTS):
-                    first = block * SIZE + i * ROWS
-                    cleaned = bring(
-                        q_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
-                        buffers.q.index(stage * PARTS + i), cleaned, PACKED,
-                    )  # fmt: skip
-                    mbarrier.expect(full, lse_lines.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        lse_lines, [line + first], full, buffers.lse.index(stage * PARTS + i)
-                    )
-                mbarrier.wait(buffers.do_empty.index(stage), phase ^ 1)
-                full = buffers.do_full.index(stage)
-                for i in gl.static_range(PARTS):
-                    first = block * SIZE + i * ROWS
-                    cleaned = bring(
-                        do_tiles, work.batch, head, work.before_q, first, work.len_q, full, buffers.raw,
-                        buffers.do.index(stage * PARTS + i), cleaned, PACKED,
-                    )  # fmt: skip
-                    mbarrier.expect(full, delta_lines.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        delta_lines, [line + first], full, buffers.delta.index(stage * PARTS + i)
-                    )
+                rows_at = work, head, line, block, stage, phase
+                cleaned = bring_rows(
+                    q_tiles, lse_lines, buffers.q, buffers.lse, buffers.q_full, buffers.q_empty, buffers.raw, *rows_at,
+                    cleaned, PACKED, PARTS,
+                )  # fmt: skip
+                cleaned = bring_rows(
+                    do_tiles, delta_lines, buffers.do, buffers.delta, buffers.do_full, buffers.do_empty, buffers.raw,
+                    *rows_at, cleaned, PACKED, PARTS,
+                )  # fmt: skip
                 if step == begin:  # V of the last tile is left after this dO's place was
                     for i in gl.static_range(2):
                         mbarrier.wait(buffers.v_empty.index(i), (count & 1) ^ 1)
