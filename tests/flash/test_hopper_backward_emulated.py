@@ -19,15 +19,22 @@ FAULTS = {
         "            pass\n",
         "AssertionError: ",
     ),
-    "K given back before dQ has read it": (
+    "K given back before the last dQ has read it": (
         KERNEL,
-        "            dq = warpgroup_mma_wait(2, deps=(dq,))\n            leave_q(buffers, stage, step, at)\n",
-        "            leave_q(buffers, stage, step, at)\n            dq = warpgroup_mma_wait(2, deps=(dq,))\n",
+        "            dq = last_q(step, 0,",
+        "            mbarrier.arrive(buffers.k_empty.index(slot), count=1)\n            dq = last_q(step, 0,",
         "Race: race on",
     ),
-    "S of the next tile without its K": (
+    "dS given back before dQ has read it": (
         KERNEL,
-        "        mbarrier.wait(buffers.k_full.index((at.count + 1) & 1), ((at.count + 1) >> 1) & 1)\n",
+        "        dq = warpgroup_mma_wait(1 if LAST else 2, deps=(dq,))\n",
+        "        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)\n"
+        "        dq = warpgroup_mma_wait(1 if LAST else 2, deps=(dq,))\n",
+        "Race: race on",
+    ),
+    "S without its K": (
+        KERNEL,
+        "        mbarrier.wait(buffers.k_full.index(slot), phase)\n",
         "",
         "Race: race on",
     ),
@@ -45,8 +52,8 @@ FAULTS = {
     ),
     "dQ of a head's last keys forgotten": (
         KERNEL,
-        "    if ADD_Q and step > 0:\n        stage, phase",
-        "    if ADD_Q and step < 0:\n        stage, phase",
+        "    if BLOCK_DIM == 64 and ADD_Q and step > 0:\n",
+        "    if BLOCK_DIM == 64 and ADD_Q and step < 0:\n",
         "AssertionError: dq:",
     ),
 }

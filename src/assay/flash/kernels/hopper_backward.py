@@ -2,8 +2,7 @@
 
 A tile is 128 keys of one head, of which two warpgroups (the consumers) have 64 each; four more warps (the producer)
 bring Q, dO, LSE and delta of block after block of rows by the copy engine (TMA), of every query head that shares the
-keys. A CTA stays and takes tile after tile: whoever is free takes the next (an atomic counter). K has room for two, so
-that one tile's last dQ and the next one's first S run together, and dK and dV leave meanwhile. All products are
+keys. A CTA stays and takes tile after tile: whoever is free takes the next (an atomic counter). All products are
 (keys, rows):
 
     Sᵀ = K·Qᵀ,  dPᵀ = V·dOᵀ,  P = 2^(S − LSE),  dS = P∘(dP − delta),  dV += Pᵀ·dO,  dK += dSᵀ·Q
@@ -32,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce, stage_of
+from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce, slot_of, slots, stage_of
 from assay.flash.kernels.hopper_keys import blocks_of, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
@@ -55,9 +54,12 @@ class Place(NamedTuple):
     count: Any
     """Tiles before it."""
     first: Any
-    """Its first step, if dQ of the tile before is multiplied then, else −1."""
+    """D 64: its first step, if dQ of the tile before is multiplied then, else −1."""
     last: Any
     """Its last step."""
+
+
+NOWHERE = gl.constexpr(1 << 24)  # a place of dQ behind the last one: the copy engine leaves it out
 
 
 @gluon.jit
@@ -141,25 +143,28 @@ def multiply_q(buffers, slot, stage, consumer: gl.constexpr, BLOCK_DIM: gl.const
 
 
 @gluon.jit
+def multiply_s(step, buffers, consumer: gl.constexpr):
+    """K·Qᵀ of 64 rows at D 128, in flight."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    stage, phase = stage_of(step)
+    empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
+    mbarrier.wait(buffers.q_full.index(stage), phase)
+    k = buffers.k.index(consumer + nothing(step))
+    return warpgroup_mma(k, buffers.q.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def slot_before(step, at):
-    """Which of the two tiles of K the block before was multiplied with."""
+    """D 64: which of the two tiles of K the block before was multiplied with."""
     return (at.count - (step == at.first).to(gl.int32)) & 1
 
 
 @gluon.jit
-def leave_q(buffers, stage, step, at):
-    """After dQ: its dS is done with, and after the first step's the K of the tile before."""
-    mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
-    if step == at.first:
-        mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
-
-
-@gluon.jit
 def step_128(
-    step, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores,
+    step, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores,
     consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    """A block of 64 rows at D 128, given its S; S of the next is returned, after the LAST of a tile the next tile's.
+    """A block of 64 rows at D 128, given its S; S of the next is returned, unless it is the LAST of a tile.
 
     dP runs beside the exponentials; dQ of the block before (whose place is `before`), dK and the next S one after the
     other, while dQ leaves for memory. dV is waited for with dP, which is faster than not to wait: it lets the other
@@ -194,25 +199,18 @@ def step_128(
         fence_async_shared()
         mbarrier.arrive(buffers.ds_full.index(after), count=1)
         mbarrier.wait(buffers.ds_full.index(stage), phase)
-        dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 128)
+        dq = multiply_q(buffers, nothing(step), stage, consumer, 128)
     dk = warpgroup_mma(gl.convert_layout(ds, OPERAND), q, dk, is_async=True)
-    if LAST:
-        if ADD_Q:  # before K is waited for: a tile of one step waits for the place of the K before
-            dq = warpgroup_mma_wait(1, deps=(dq,))
-            leave_q(buffers, stage, step, at)
-        mbarrier.wait(buffers.k_full.index((at.count + 1) & 1), ((at.count + 1) >> 1) & 1)
-    mbarrier.wait(buffers.q_full.index(after), phase_after)
-    k = buffers.k.index(((at.count + (1 if LAST else 0)) & 1) * 2 + consumer)
-    s = warpgroup_mma(k, buffers.q.index(after).permute((1, 0)), empty, use_acc=False, is_async=True)
+    if not LAST:
+        s = multiply_s(step + 1, buffers, consumer)
     if ADD_Q:
-        if not LAST:
-            dq = warpgroup_mma_wait(2, deps=(dq,))
-            leave_q(buffers, stage, step, at)
-        if step > 0:
-            add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
-    dk = warpgroup_mma_wait(1, deps=(dk,))
+        dq = warpgroup_mma_wait(1 if LAST else 2, deps=(dq,))
+        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
+        add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
+    dk = warpgroup_mma_wait(0 if LAST else 1, deps=(dk,))
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
-    s = warpgroup_mma_wait(0, deps=(s,))
+    if not LAST:
+        s = warpgroup_mma_wait(0, deps=(s,))
     return s, dk, dv
 
 
@@ -269,9 +267,10 @@ def step_64(
         mbarrier.wait(buffers.ds_full.index(stage), phase)
         dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 64)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        leave_q(buffers, stage, step, at)
-        if step > 0:
-            add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
+        mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
+        if step == at.first:
+            mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
+        add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(buffers.do_empty.index(stage), count=1)
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
@@ -292,24 +291,17 @@ def consume(
     PARTS: gl.constexpr = 128 // BLOCK_DIM
     SIZE: gl.constexpr = PARTS * ROWS
     dtype: gl.constexpr = buffers.k.dtype
-    if ADD_Q:  # dQ of the block before the first is that of dS = 0, and goes nowhere
+    if ADD_Q:  # dQ of the block before the first is that of dS = 0, and goes NOWHERE
         for i in gl.static_range(PARTS):
             give(gl.zeros([ROWS, ROWS], dtype, LAYOUT), buffers.ds.index(consumer * PARTS + i))
         fence_async_shared()
         mbarrier.arrive(buffers.ds_full.index(0), count=1)
-    if BLOCK_DIM == 128:
-        mbarrier.wait(buffers.k_full.index(0), 0)
-        mbarrier.wait(buffers.q_full.index(0), 0)
-        empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
-        q = buffers.q.index(0).permute((1, 0))
-        s = warpgroup_mma(buffers.k.index(consumer), q, empty, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=(s,))
     blocks = blocks_of(places, span, KEYS)
     tiles = blocks * batches * kv_heads
     tile = gl.program_id(0) * (blocks if ALONE else 1)
     count = 0
     step = 0
-    before = 0
+    before = NOWHERE
     while tile < tiles:
         work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
         dk = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
@@ -321,10 +313,15 @@ def consume(
         place = (line + block) * 2 + consumer
         slope = slope_of(scores, work, heads, head)
         at = Place(count, gl.where(count > 0, step, -1), step + (work.end - work.begin) * group - 1)
+        slot, phase = slot_of(count, BLOCK_DIM)
+        mbarrier.wait(buffers.k_full.index(slot), phase)
+        if BLOCK_DIM == 128:
+            s = multiply_s(step, buffers, consumer)
+            s = warpgroup_mma_wait(0, deps=(s,))
+            before = NOWHERE
         mbarrier.wait(buffers.v_full.index(consumer), count & 1)
         if BLOCK_DIM == 64:
             v = buffers.v.index(consumer).load(OPERAND)
-            mbarrier.wait(buffers.k_full.index(count & 1), (count >> 1) & 1)
             k = buffers.k.index((count & 1) * 2 + consumer).load(OPERAND)
             fence_async_shared()
             gl.thread_barrier()
@@ -333,7 +330,7 @@ def consume(
             block, head, place, slope = next_head(block, head, place, slope, work, scores, heads, room // SIZE, group)
             if BLOCK_DIM == 128:
                 s, dk, dv = step_128(
-                    now, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
+                    now, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
                     FRESH, False,
                 )  # fmt: skip
             else:
@@ -347,13 +344,19 @@ def consume(
         if BLOCK_DIM == 128:
             block, head, place, slope = next_head(block, head, place, slope, work, scores, heads, room // SIZE, group)
             s, dk, dv = step_128(
-                at.last, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
+                at.last, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
                 FRESH, True,
             )  # fmt: skip
             before = place_of_sums(place, work, FRESH)
         step = at.last + 1
-        if not ADD_Q:
-            mbarrier.arrive(buffers.k_empty.index(count & 1), count=1)
+        if (
+            BLOCK_DIM == 128 and ADD_Q
+        ):  # at once: there is room for one K. The next tile's first step multiplies it again
+            dq = last_q(step, 0, buffers, consumer, BLOCK_DIM)
+        if BLOCK_DIM == 128 or not ADD_Q:
+            mbarrier.arrive(buffers.k_empty.index(slot), count=1)
+        if BLOCK_DIM == 128 and ADD_Q:
+            add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
         rows_at = work.batch, work.kv_head, work.before_k, work.first_key + consumer * ROWS, work.len_k
         LEAVING: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_DIM], dtype)
         out = buffers.out.index(consumer)._reinterpret(dtype, [PARTS, ROWS, BLOCK_DIM], LEAVING)
@@ -364,13 +367,19 @@ def consume(
         write_through(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
         tile = next_tile(buffers, count)
         count += 1
-    if ADD_Q and step > 0:
-        stage, phase = stage_of(step)
-        mbarrier.wait(buffers.ds_full.index(stage), phase)
-        dq = multiply_q(buffers, (count - 1) & 1, stage, consumer, BLOCK_DIM)
-        dq = warpgroup_mma_wait(0, deps=(dq,))
+    if BLOCK_DIM == 64 and ADD_Q and step > 0:
+        dq = last_q(step, (count - 1) & 1, buffers, consumer, BLOCK_DIM)
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     tma.store_wait(0)
+
+
+@gluon.jit
+def last_q(step, slot, buffers, consumer: gl.constexpr, BLOCK_DIM: gl.constexpr):
+    """dQ of the block before `step`."""
+    stage, phase = stage_of(step)
+    mbarrier.wait(buffers.ds_full.index(stage), phase)
+    dq = multiply_q(buffers, slot, stage, consumer, BLOCK_DIM)
+    return warpgroup_mma_wait(0, deps=(dq,))
 
 
 @gluon.jit
@@ -417,17 +426,18 @@ def attention_backward_hopper(
     """
     dtype: gl.constexpr = q_tiles.dtype
     PARTS: gl.constexpr = 128 // BLOCK_DIM
+    SLOTS: gl.constexpr = slots(BLOCK_DIM)
     buffers = Buffers(
         q=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
         do=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
         lse=lines(STAGES * PARTS, ROWS),
         delta=lines(STAGES * PARTS, ROWS),
-        k=shared(dtype, 4, ROWS, BLOCK_DIM),
+        k=shared(dtype, 2 * SLOTS, ROWS, BLOCK_DIM),
         v=shared(dtype, 2, ROWS, BLOCK_DIM),
         ds=shared(dtype, STAGES * 2 * PARTS if ADD_Q else 1, ROWS, ROWS),
         out=shared(dtype, 2, PARTS * ROWS, BLOCK_DIM),
-        k_full=barriers(2, 2),
-        k_empty=barriers(2, 2),
+        k_full=barriers(SLOTS, 2),
+        k_empty=barriers(SLOTS, 2),
         v_full=barriers(2, 1),
         v_empty=barriers(2, 1),
         q_full=barriers(STAGES, 2 * PARTS),

@@ -25,7 +25,7 @@ class Buffers(NamedTuple):
     lse: Any
     delta: Any
     k: Any
-    """Two tiles: the next one's first S and this one's last dQ are computed together."""
+    """One tile at D 128. At D 64 two: the next one's first S and this one's last dQ are computed together."""
     v: Any
     """One tile; each consumer reads its own half only."""
     ds: Any
@@ -56,6 +56,19 @@ class Buffers(NamedTuple):
 def stage_of(step):
     """Of the two, which one a step has, and in which phase its barriers are."""
     return step & 1, (step >> 1) & 1
+
+
+@gluon.constexpr_function
+def slots(BLOCK_DIM):
+    """Tiles of K that there is room for."""
+    return 128 // BLOCK_DIM
+
+
+@gluon.jit
+def slot_of(count, BLOCK_DIM: gl.constexpr):
+    """Of those, which one a tile has, and in which phase its barriers are."""
+    SLOTS: gl.constexpr = slots(BLOCK_DIM)
+    return count % SLOTS, (count // SLOTS) & 1
 
 
 @gluon.jit
@@ -114,13 +127,6 @@ def produce(
     cleaned = 0
     while tile < tiles:
         work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
-        slot = count & 1
-        mbarrier.wait(buffers.k_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        for i in gl.static_range(2):
-            cleaned = bring(
-                k_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
-                buffers.k_full.index(slot), buffers.raw, buffers.k.index(slot * 2 + i), cleaned, PACKED,
-            )  # fmt: skip
         begin = step
         for member in range(group):
             head = work.kv_head * group + member
@@ -136,12 +142,19 @@ def produce(
                     do_tiles, delta_lines, buffers.do, buffers.delta, buffers.do_full, buffers.do_empty, buffers.raw,
                     *rows_at, cleaned, PACKED, PARTS,
                 )  # fmt: skip
-                if step == begin:  # V of the last tile is left after this dO's place was
+                if step == begin:  # V and K of the last tile are left after this dO's place was
                     for i in gl.static_range(2):
                         mbarrier.wait(buffers.v_empty.index(i), (count & 1) ^ 1)
                         cleaned = bring(
                             v_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
                             buffers.v_full.index(i), buffers.raw, buffers.v.index(i), cleaned, PACKED,
+                        )  # fmt: skip
+                    slot, phase = slot_of(count, 128 // PARTS)
+                    mbarrier.wait(buffers.k_empty.index(slot), phase ^ 1)
+                    for i in gl.static_range(2):
+                        cleaned = bring(
+                            k_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
+                            buffers.k_full.index(slot), buffers.raw, buffers.k.index(slot * 2 + i), cleaned, PACKED,
                         )  # fmt: skip
                 step += 1
         if ALONE:
@@ -152,16 +165,3 @@ def produce(
             tile = claim(counter, tiles)
         tell_tile(tile, buffers, count)
         count += 1
-    if PARTS == 1:  # `step_128` multiplies S one block ahead: one more Q and K, of which nothing is kept
-        slot = count & 1
-        mbarrier.wait(buffers.k_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        for i in gl.static_range(2):
-            full = buffers.k_full.index(slot)
-            mbarrier.expect(full, k_tiles.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_tiles, [0, 0, 0, 0], full, buffers.k.index(slot * 2 + i))
-        stage, phase = stage_of(step)
-        mbarrier.wait(buffers.q_empty.index(stage), phase ^ 1)
-        full = buffers.q_full.index(stage)
-        mbarrier.expect(full, q_tiles.block_type.nbytes)
-        mbarrier.arrive(full, count=1)
-        tma.async_copy_global_to_shared(q_tiles, [0, 0, 0, 0], full, buffers.q.index(stage))
