@@ -126,14 +126,21 @@ def test_the_number_of_consumers_changes_no_bit(
 @pytest.mark.parametrize("size", [64, 128, 192])
 @pytest.mark.parametrize("count", [1, 5, 128, 129, 700])
 def test_places_of_packed_tiles(count: int, size: int) -> None:
-    lengths = torch.randint(0, 400, (count,), generator=torch.Generator().manual_seed(count)).tolist()
-    cu = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
-    wanted = [(sequence, tile) for sequence, length in enumerate(lengths) for tile in range(-(-length // size))]
-    most = int(cu[-1]) // size + 1 + count
-    found = places(cu.cuda(), most, size).tolist()
-    assert len(found) == 1 + 2 * most
-    assert found[0] == len(wanted)
-    assert list(zip(found[1::2], found[2::2], strict=True))[: len(wanted)] == wanted
+    generator = torch.Generator().manual_seed(count)
+    lengths = [torch.randint(0, 400, (count,), generator=generator).tolist() for _ in "qk"]
+    ends = [torch.tensor([0, *each]).cumsum(0, dtype=torch.int32) for each in lengths]
+    packed = replace(call(), cu_seqlens_q=ends[0].cuda(), cu_seqlens_k=ends[1].cuda())
+    for of, own, end in zip("qk", lengths, ends, strict=True):
+        wanted = [
+            (number, tile, int(ends[0][number]), lengths[0][number], int(ends[1][number]), lengths[1][number])
+            for number, length in enumerate(own)
+            for tile in range(-(-length // size))
+        ]
+        most = int(end[-1]) // size + 1 + count
+        first, *fields = places(packed, of, most, size).tolist()
+        assert len(fields) == 6 * most
+        assert first == len(wanted)
+        assert list(zip(*[iter(fields)] * 6, strict=True))[: len(wanted)] == wanted
 
 
 @on_hopper

@@ -104,7 +104,7 @@ def backward(
         dk.stride()[:3],
         dv.stride()[:3],
         counter(q.device),
-        None if cu is None else places(cu, blocks, KEYS),
+        places(call, "k", blocks, KEYS),
         span,
         scores,
         abs(call.scale),
@@ -125,7 +125,7 @@ def backward(
         cu = call.cu_seqlens_q
         blocks = triton.cdiv(queries, ROWS) + (0 if cu is None else len(cu) - 1)
         attention_cast_dq[(blocks * 2 * (block // 64), heads, batches)](
-            dq_sums, dq, dq.stride()[:3], None if cu is None else places(cu, blocks, ROWS), span, call.scale, room,
+            dq_sums, dq, dq.stride()[:3], places(call, "q", blocks, ROWS), span, call.scale, room,
             heads, dim, block,
         )  # fmt: skip
 
@@ -156,7 +156,7 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
         log2_lse.shape[1],
         call.scale,
         torch.zeros(1, dtype=torch.int32, device=q.device),
-        None if cu is None else places(cu, blocks, ROWS),
+        places(call, "q", blocks, ROWS),
         span,
         scores,
         batches,
@@ -202,7 +202,7 @@ def backward_kv_large(
         log2_lse.shape[1],
         abs(call.scale),
         torch.zeros(1, dtype=torch.int32, device=q.device),
-        None if cu is None else places(cu, blocks, KEYS_LARGE),
+        places(call, "k", blocks, KEYS_LARGE),
         span,
         scores,
         batches,

@@ -50,7 +50,7 @@ def forward(
         lse,
         call.sinks,
         counter(q.device),
-        None if cu is None else places(cu, blocks, rows),
+        places(call, "q", blocks, rows),
         span,
         scores,
         batches,

@@ -146,7 +146,7 @@ def _prepared(
     zeros = None if sums is None or hopper.overwrites(call) else sums
     grid = _grid(call, cu, room if cu is None else queries, heads, rows)
     attention_prepare_backward[grid](
-        out, dout, lse, dlse, log2_lse, delta, zeros, *strides, None if cu is None else places(cu, grid[0], rows),
+        out, dout, lse, dlse, log2_lse, delta, zeros, *strides, places(call, "q", grid[0], rows),
         _span(call), room, heads, dim, padded(dim), rows, num_warps=rows // 16,
     )  # fmt: skip
     return log2_lse, delta, sums

@@ -1,32 +1,41 @@
-"""Which sequence each tile of packed rows belongs to."""
+"""Which sequence each tile of packed rows or keys belongs to."""
 
 from __future__ import annotations
+
+import weakref
+from typing import Literal
 
 import torch
 import triton
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from assay.flash.call import Call
 from assay.flash.kernels.places import count_places
 
 _KNOWN = WeakTensorKeyDictionary()
 
 
-def places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
-    """Of packed tiles: counted once for all layers of a model.
+def places(call: Call, of: Literal["q", "k"], most: int, size: int) -> torch.Tensor | None:
+    """Of a packed call's tiles of queries or keys: see `count_places`. Counted once for all layers of a model.
 
     But a captured graph may be replayed with other lengths, so it counts again.
     """
-    if not cu.is_cuda or torch.cuda.is_current_stream_capturing() or cu.is_inference():
-        return _count_places(cu, most, size)
-    state = cu._version, torch.cuda.current_stream(cu.device)
-    known: dict[int, tuple[object, torch.Tensor]] = _KNOWN.setdefault(cu, {})
-    if size not in known or known[size][0] != state:
-        known[size] = (state, _count_places(cu, most, size))
-    return known[size][1]
+    cu_q, cu_k = call.cu_seqlens_q, call.cu_seqlens_k
+    if cu_q is None or cu_k is None:
+        return None
+    cu, other = (cu_q, cu_k) if of == "q" else (cu_k, cu_q)
+    if not cu.is_cuda or torch.cuda.is_current_stream_capturing() or cu.is_inference() or other.is_inference():
+        return _count_places(cu, cu_q, cu_k, most, size)
+    state = cu._version, other._version, torch.cuda.current_stream(cu.device)
+    known: dict[object, tuple[object, weakref.ref[torch.Tensor], torch.Tensor]] = _KNOWN.setdefault(cu, {})
+    found = known.get((of, size))
+    if found is None or found[0] != state or found[1]() is not other:
+        found = known[of, size] = state, weakref.ref(other), _count_places(cu, cu_q, cu_k, most, size)
+    return found[2]
 
 
-def _count_places(cu: torch.Tensor, most: int, size: int) -> torch.Tensor:
-    """Packed: how many blocks of so many rows there are, then each one's sequence and number there; no host read."""
-    found = torch.empty(1 + 2 * most, dtype=torch.int32, device=cu.device)
-    count_places[(triton.cdiv(most, 64),)](cu, found, len(cu) - 1, most, size, 64, 128)
+def _count_places(cu: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, most: int, size: int) -> torch.Tensor:
+    """No host read. Six numbers a tile: see `kernels.places.FIELDS`."""
+    found = torch.empty(1 + 6 * most, dtype=torch.int32, device=cu.device)
+    count_places[(triton.cdiv(most, 64),)](cu, cu_q, cu_k, found, len(cu) - 1, most, size, 64, 128)
     return found

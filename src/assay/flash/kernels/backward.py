@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from assay.flash.kernels.places import FIELDS
 from assay.flash.kernels.tile import (
     LOG2_E,
     bias_of,
@@ -62,7 +63,7 @@ def attention_prepare_backward(
     if places is not None:
         if block >= tl.load(places):
             return
-        sequence, block = tl.load(places + 1 + 2 * block), tl.load(places + 2 + 2 * block)
+        sequence, block = tl.load(places + 1 + FIELDS * block), tl.load(places + 2 + FIELDS * block)
     first_row, _, length, _ = bounds(span, sequence)
     line_row = block * ROWS + tl.arange(0, ROWS)
     there = line_row < length
@@ -388,7 +389,8 @@ def attention_cast_dq(
         two = block // 2
         if two >= tl.load(places):
             return
-        sequence, block = tl.load(places + 1 + 2 * two), tl.load(places + 2 + 2 * two) * 2 + block % 2
+        place = places + 1 + FIELDS * two
+        sequence, block = tl.load(place), tl.load(place + 1) * 2 + block % 2
     first_row, _, length, _ = bounds(span, sequence)
     line = (batch * heads + head).to(tl.int64) * room + line_of(span, sequence) + block * 64
     x = tl.load(sums + (line // 64 * PARTS + part) * 4096 + tl.arange(0, 4096)) * scale

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
+from assay.flash.kernels.hopper_shared import fields_of
+
 
 class Work(NamedTuple):
     """One tile."""
@@ -34,7 +36,7 @@ class Work(NamedTuple):
 
 @gluon.jit
 def blocks_of(places, span, KEYS: gl.constexpr):
-    """Blocks of keys of a head. Packed: `places` holds their number, then each one's sequence and number there."""
+    """Blocks of keys of a head. Packed: `places` begins with their number: see `count_places`."""
     if places is None:
         return gl.cdiv(span.keys, KEYS)
     else:
@@ -66,10 +68,7 @@ def work_of(
     line = 0
     len_q, len_k = span.queries, span.keys
     if places is not None:
-        sequence = gl.load(places + 1 + 2 * block)
-        block = gl.load(places + 2 + 2 * block)
-        before_q, before_k = gl.load(span.cu_q + sequence), gl.load(span.cu_k + sequence)
-        len_q, len_k = gl.load(span.cu_q + sequence + 1) - before_q, gl.load(span.cu_k + sequence + 1) - before_k
+        sequence, block, before_q, len_q, before_k, len_k = fields_of(places, block)
         line = (before_q // 128 + sequence) * 128
     first = block * KEYS
     if places is not None:

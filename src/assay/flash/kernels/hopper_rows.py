@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_shared import ROWS
+from assay.flash.kernels.hopper_shared import ROWS, fields_of
 
 CONSUMERS = gl.constexpr(2)
 TOGETHER = gl.constexpr(4)  # heads
@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
 @gluon.jit
 def blocks_of(places, span):
-    """Blocks of rows of a head. Packed: `places` holds their number, then each one's sequence and number there."""
+    """Blocks of rows of a head. Packed: `places` begins with their number: see `count_places`."""
     if places is None:
         return gl.cdiv(span.queries, ROWS * CONSUMERS)
     else:
@@ -63,10 +63,7 @@ def work_of(tile, places, span, batches, heads, group, COLUMNS: gl.constexpr):
     before_k = 0
     len_q, len_k = span.queries, span.keys
     if places is not None:
-        sequence = gl.load(places + 1 + 2 * block)
-        block = gl.load(places + 2 + 2 * block)
-        before_q, before_k = gl.load(span.cu_q + sequence), gl.load(span.cu_k + sequence)
-        len_q, len_k = gl.load(span.cu_q + sequence + 1) - before_q, gl.load(span.cu_k + sequence + 1) - before_k
+        sequence, block, before_q, len_q, before_k, len_k = fields_of(places, block)
     first = block * (ROWS * CONSUMERS)
     last = gl.minimum(first + ROWS * CONSUMERS, len_q) - 1
     shift = len_k - len_q

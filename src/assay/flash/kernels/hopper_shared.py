@@ -53,6 +53,16 @@ def stores_done():
 
 
 @gluon.jit
+def fields_of(places, tile):
+    """Of a packed tile, see `places.FIELDS`: sequence, number, queries before and in it, keys before and in it."""
+    place = places + 1 + 6 * tile
+    sequence, number = gl.load(place), gl.load(place + 1)
+    before_q, len_q = gl.load(place + 2), gl.load(place + 3)
+    before_k, len_k = gl.load(place + 4), gl.load(place + 5)
+    return sequence, number, before_q, len_q, before_k, len_k
+
+
+@gluon.jit
 def nothing(step):
     """0 (steps are fewer than 2³⁰), which the compiler does not know.
 

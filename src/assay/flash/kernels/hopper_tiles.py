@@ -9,6 +9,8 @@ import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from assay.flash.kernels.hopper_shared import fields_of
+
 TOGETHER = gl.constexpr(4)  # heads
 FIELDS = gl.constexpr(6)  # of a note
 
@@ -43,7 +45,7 @@ class Keys(NamedTuple):
 
 @gluon.jit
 def blocks_of(places, span, ROWS: gl.constexpr):
-    """Blocks of rows of a head. Packed: `places` holds their number, then each one's sequence and number there."""
+    """Blocks of rows of a head. Packed: `places` begins with their number: see `count_places`."""
     if places is None:
         return gl.cdiv(span.queries, ROWS)
     else:
@@ -69,10 +71,7 @@ def work_of(tile, places, span, batches, heads, ROWS: gl.constexpr):
     before_k = 0
     len_q, len_k = span.queries, span.keys
     if places is not None:
-        sequence = gl.load(places + 1 + 2 * block)
-        block = gl.load(places + 2 + 2 * block)
-        before_q, before_k = gl.load(span.cu_q + sequence), gl.load(span.cu_k + sequence)
-        len_q, len_k = gl.load(span.cu_q + sequence + 1) - before_q, gl.load(span.cu_k + sequence + 1) - before_k
+        sequence, block, before_q, len_q, before_k, len_k = fields_of(places, block)
     return Work(block * ROWS, head, sequence, before_q, len_q, len_k), before_k
 
 
