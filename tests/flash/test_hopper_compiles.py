@@ -123,10 +123,12 @@ def test_short_sequences_of_small_heads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (1100, 0)}], ids=["full", "causal", "window"])
+@pytest.mark.parametrize(
+    "how", [{}, {"causal": True}, {"window": (1100, 0)}, {"causal": True, "alibi": True}], ids=lambda how: "+".join(how)
+)
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_rows_that_see_many_keys(dim: int, mask: dict[str, Any]) -> None:
-    call = Drawn(Case(queries=1200, keys=1200, dims=(dim, dim), batch=1, **mask), torch.bfloat16).call()
+def test_rows_that_see_many_keys(dim: int, how: dict[str, Any]) -> None:
+    call = Drawn(Case(queries=1200, keys=1200, dims=(dim, dim), batch=1, **how), torch.bfloat16).call()
     assert hopper_forward_tiles.shape_of(call).consumers == (3 if dim == 64 else 2)
     with on_hopper() as kernels:
         launch.forward(call)

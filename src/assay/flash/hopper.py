@@ -76,6 +76,17 @@ def overwrites(call: Call) -> bool:
     return alone(call) and first and (call.left is None or keys - call.left <= min(keys, KEYS))
 
 
+def together(call: Call) -> int:
+    """Heads of K whose tiles go together, the long ones first: with a mask, as many as have two tiles a processor.
+
+    Head by head, the long tiles of the last one would begin when others end. An odd number: Triton compiles one form.
+    """
+    if alone(call) or (call.left is None and call.right is None):
+        return 1
+    blocks = triton.cdiv(call.k.shape[2], KEYS)
+    return triton.cdiv(2 * processors(call.q.device.index), blocks) | 1
+
+
 def backward(
     call: Call,
     tensors: Tensors,
@@ -113,6 +124,7 @@ def backward(
         heads,
         kv_heads,
         call.group,
+        together(call),
         dim,
         v.shape[3],
         block,

@@ -57,6 +57,8 @@ class Kernel:
     """From the queries and the keys: the tile sizes and tricks; None: not tiled (baseline)."""
     scales_inputs: bool = False
     """Whether Q and K, in FP32, are each multiplied by the root of the scale before their product."""
+    own_p: bool = False
+    """Whether only the forward pass has P in the plan's format: for dV it is cast as shipped."""
     formats: tuple[str, ...] = ("bf16", "fp16", "fp32")
     """Of the inputs it takes."""
     notes: tuple[str, ...] = field(default=())
@@ -210,7 +212,13 @@ def _ours(
 
     name = ", ".join([" + ".join(steps) + " in the input format"] * bool(steps) + changes)
     return Kernel(
-        name=f"assay{name and ': '}{name}", call=call, plan=plan, tiling=tiling, formats=formats, notes=_FA2_NOTES
+        name=f"assay{name and ': '}{name}",
+        call=call,
+        plan=plan,
+        tiling=tiling,
+        own_p=probabilities is not None,
+        formats=formats,
+        notes=_FA2_NOTES,
     )
 
 

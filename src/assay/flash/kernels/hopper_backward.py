@@ -280,7 +280,7 @@ def step_64(
 @gluon.jit
 def consume(
     dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span, scores,
-    gradient_scale, room, batches, heads, kv_heads, group,
+    gradient_scale, room, batches, heads, kv_heads, group, together,
     consumer: gl.constexpr, DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
     ALONE: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
@@ -303,7 +303,7 @@ def consume(
     step = 0
     before = NOWHERE
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
+        work = work_of(tile, places, span, batches, kv_heads, together, KEYS, SIZE)
         dk = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
         dv = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
         head = work.kv_head * group
@@ -415,14 +415,15 @@ def slope_of(scores, work, heads, head):
 def attention_backward_hopper(
     q_tiles, k_tiles, v_tiles, do_tiles, lse_lines, delta_lines, dq_lines, dk_tiles, dv_tiles, dk_out, dv_out,
     dk_strides, dv_strides, counter, places, span, scores, gradient_scale, room, batches, heads, kv_heads, group,
+    together,
     DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
     ALONE: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`.
 
-    Lines of a head are `room` long; `dq_lines` are of […, 256] numbers. ALONE: a CTA takes all keys of a head, one
-    tile after the other, so that its dQ is added up in one order. FRESH, too: what was in `dq_lines` does not count,
-    and all blocks of rows see the first tile.
+    Lines of a head are `room` long; `dq_lines` are of […, 256] numbers; for `together` see `work_of`. ALONE: a CTA
+    takes all keys of a head, one tile after the other, so that its dQ is added up in one order. FRESH, too: what was in
+    `dq_lines` does not count, and all blocks of rows see the first tile.
     """
     dtype: gl.constexpr = q_tiles.dtype
     PARTS: gl.constexpr = 128 // BLOCK_DIM
@@ -455,13 +456,13 @@ def attention_backward_hopper(
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span,
-                       room, batches, heads, kv_heads, group, PARTS, ALONE)),
+                       room, batches, heads, kv_heads, group, together, PARTS, ALONE)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
-                       scores, gradient_scale, room, batches, heads, kv_heads, group, 0, DIM, VALUE_DIM, BLOCK_DIM,
-                       ADD_Q, ALONE, FRESH)),
+                       scores, gradient_scale, room, batches, heads, kv_heads, group, together, 0, DIM, VALUE_DIM,
+                       BLOCK_DIM, ADD_Q, ALONE, FRESH)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
-                       scores, gradient_scale, room, batches, heads, kv_heads, group, 1, DIM, VALUE_DIM, BLOCK_DIM,
-                       ADD_Q, ALONE, FRESH)),
+                       scores, gradient_scale, room, batches, heads, kv_heads, group, together, 1, DIM, VALUE_DIM,
+                       BLOCK_DIM, ADD_Q, ALONE, FRESH)),
         ],
         [4, 4],
         [240, 240],

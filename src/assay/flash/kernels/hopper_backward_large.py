@@ -93,7 +93,7 @@ def produce(
     step = 0
     cleaned = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads, KEYS, ROWS, TOGETHER)
+        work = work_of(tile, places, span, batches, kv_heads, TOGETHER, KEYS, ROWS)
         keys_at = [work.batch, work.kv_head, work.before_k + work.first_key, 0]
         head = work.kv_head * group
         block = work.begin
@@ -245,7 +245,7 @@ def sum_values(
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads, KEYS, ROWS, TOGETHER)
+        work = work_of(tile, places, span, batches, kv_heads, TOGETHER, KEYS, ROWS)
         dv = gl.zeros([KEYS, BLOCK_DIM], gl.float32, DV_LAYOUT)
         empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
         block = work.begin
@@ -303,7 +303,7 @@ def sum_keys(
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads, KEYS, ROWS, TOGETHER)
+        work = work_of(tile, places, span, batches, kv_heads, TOGETHER, KEYS, ROWS)
         dk = gl.zeros([KEYS, BLOCK_DIM], gl.float32, DK_LAYOUT)
         empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
         block = work.begin

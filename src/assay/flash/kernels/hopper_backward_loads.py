@@ -113,7 +113,7 @@ def bring_rows(
 @gluon.jit
 def produce(
     q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span, room, batches, heads,
-    kv_heads, group,
+    kv_heads, group, together,
     PARTS: gl.constexpr, ALONE: gl.constexpr,
 ):  # fmt: skip
     """Tile after tile: K and V, and block after block of rows, each into the place the consumers left longest ago."""
@@ -126,7 +126,7 @@ def produce(
     step = 0
     cleaned = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, kv_heads, KEYS, SIZE, 1)
+        work = work_of(tile, places, span, batches, kv_heads, together, KEYS, SIZE)
         begin = step
         for member in range(group):
             head = work.kv_head * group + member

@@ -40,7 +40,7 @@ from assay.flash.kernels.hopper_shared import (
     unpacked,
     write,
 )
-from assay.flash.kernels.hopper_softmax import leaning_of, softmax
+from assay.flash.kernels.hopper_softmax import lean_of, softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
 
 STAGES = gl.constexpr(2)  # of K and V
@@ -197,7 +197,7 @@ def first_block(
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
     exps, latest, new_sum, _ = softmax(
         s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(s).type.layout), start,
-        rows, columns, slope, leaning_of(columns, slope, scores), work, span, scores, MASK,
+        rows, columns, slope, lean_of(slope, scores), work, span, scores, MASK,
     )  # fmt: skip
     if WHOLE:
         exps = gl.convert_layout(exps, LAYOUT)
@@ -208,7 +208,7 @@ def first_block(
 
 @gluon.jit
 def over_blocks(
-    first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, end, span,
+    first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, end, span,
     scores, consumer: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many the CTA had before these rows.
@@ -233,7 +233,7 @@ def over_blocks(
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
         exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK
+            s, maximum, row_sum, start, rows, columns, slope, lean, work, span, scores, MASK
         )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
@@ -299,7 +299,7 @@ def attend(
     slope = 0.0
     if scores.slopes is not None:
         slope = gl.load(scores.slopes + work.sequence * heads + work.head) * LOG2_E
-    leaning = leaning_of(columns, slope, scores)
+    lean = lean_of(slope, scores)
     maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
     row_sum = partial_sums(gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT))
     tilt = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
@@ -348,16 +348,16 @@ def attend(
     right = gl.maximum(keys.end - keys.whole_end, 1)
     left = gl.maximum(keys.end - keys.whole_begin, right)
     p, output, maximum, row_sum = over_blocks(
-        1, right, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, keys.end, span,
+        1, right, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, keys.end, span,
         scores, consumer, "all", SHAPE,
     )  # fmt: skip
     p, output, maximum, row_sum = over_blocks(
-        right, left, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers, work, keys.end,
+        right, left, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, keys.end,
         span, scores, consumer, None, SHAPE,
     )  # fmt: skip
     if span.left is not None:
         p, output, maximum, row_sum = over_blocks(
-            left, keys.end - keys.begin, step, q, p, output, maximum, row_sum, rows, columns, slope, leaning, buffers,
+            left, keys.end - keys.begin, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers,
             work, keys.end, span, scores, consumer, "left", SHAPE,
         )  # fmt: skip
     if SHAPE.own_buffer and not SHAPE.q_in_registers:

@@ -44,20 +44,18 @@ def blocks_of(places, span, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def work_of(
-    tile, places, span, batches, kv_heads, KEYS: gl.constexpr, ROWS: gl.constexpr, TOGETHER: gl.constexpr
-):  # fmt: skip
+def work_of(tile, places, span, batches, kv_heads, together, KEYS: gl.constexpr, ROWS: gl.constexpr):
     """A tile's keys, and which blocks of rows see them.
 
-    Tiles go by so many heads TOGETHER, whose Q and dO stay in the cache; of these, early keys, which more rows see,
+    Tiles go by so many heads `together`, whose Q and dO stay in the cache; of these, early keys, which more rows see,
     first. Rows beyond the last need no mask, since their LSE is +∞. A packed tile beyond the last has keys
     beyond the last: nothing is kept of them.
     """
     blocks = blocks_of(places, span, KEYS)
     beyond = tile >= blocks * batches * kv_heads
     tile = gl.minimum(tile, blocks * batches * kv_heads - 1)
-    first_head = tile // (blocks * TOGETHER) * TOGETHER
-    together = gl.minimum(batches * kv_heads - first_head, TOGETHER)
+    first_head = tile // (blocks * together) * together
+    together = gl.minimum(batches * kv_heads - first_head, together)
     number = tile - first_head * blocks
     any_head = first_head + number % together
     batch, kv_head = any_head // kv_heads, any_head % kv_heads

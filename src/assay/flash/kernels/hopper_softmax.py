@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_fragments import hidden
+from assay.flash.kernels.hopper_fragments import hidden, leaned
 from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 
@@ -26,37 +26,43 @@ def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, rows, columns, slope, leaning, work, span, scores, MASK: gl.constexpr
+    s, maximum, row_sum, start, rows, columns, slope, lean, work, span, scores, MASK: gl.constexpr
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
-    With `scores.near` the block's keys are `leaning`, and all are counted from the tile's first position: what that
-    adds to a row's scores `attend` takes off its LSE.
+    With `scores.near` a key adds `lean` more than the one before it, and all are counted from the tile's first
+    position: what that adds to a row's scores `attend` takes off its LSE.
     """
     LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
     unit = scores.scale
     if scores.cap is not None:
         s = tanh(s * scores.scale)
         unit = scores.cap
-    ahead = 0.0
     if scores.near is not None:
-        s += gl.expand_dims(leaning, 0)
-        ahead = slope * (start - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
+        s = leaned(s, lean)
     if not LINEAR:
         position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
         keys = gl.expand_dims(start + columns, 0)
         s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
     if MASK is not None:
         s = masked(s, start, rows, columns, work, span, MASK)
-    if LINEAR:
-        latest = gl.maximum(maximum, gl.max(s, 1) * unit + ahead)
+    if scores.near is not None:
+        ahead = ahead_of(s, start, slope, work)
+        latest = gl.max(gl.max(gl.max(_by_threads(s), 3), 1) * unit + ahead, 1)
+        latest = gl.maximum(maximum, gl.convert_layout(latest, maximum.type.layout))
+    elif LINEAR:
+        latest = gl.maximum(maximum, gl.max(s, 1) * unit)
     else:
         latest = gl.maximum(maximum, gl.max(s, 1))
     reference = latest
     if MASK is not None:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
-    if LINEAR:
-        p = gl.exp2(s * unit - gl.expand_dims(reference - ahead, 1))
+    if scores.near is not None:
+        reference_here = gl.expand_dims(gl.convert_layout(reference, gl.SliceLayout(1, ahead.type.layout)), 1) - ahead
+        p = gl.exp2(_by_threads(s) * unit - gl.expand_dims(gl.expand_dims(reference_here, 1), 3))
+        p = gl.convert_layout(gl.reshape(p, s.shape), s.type.layout)
+    elif LINEAR:
+        p = gl.exp2(s * unit - gl.expand_dims(reference, 1))
     else:
         p = gl.exp2(s - gl.expand_dims(reference, 1))
     factor = gl.exp2(maximum - reference)
@@ -66,9 +72,20 @@ def softmax(
 
 
 @gluon.jit
-def leaning_of(columns, slope, scores):
-    """Near ALiBi: what is added to the keys of a block."""
-    if scores.near is not None:
-        return slope / (scores.scale if scores.cap is None else scores.cap) * columns.to(gl.float32)
-    else:
-        return slope
+def _by_threads(s):
+    """(rows, ·, threads, 2): what each of the four threads has that share a row."""
+    return gl.reshape(s, [s.shape[0], s.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def ahead_of(s, start, slope, work):
+    """Near ALiBi: what each thread's scores still lack, which `leaned` counts from the thread's first key."""
+    LAYOUT: gl.constexpr = gl.max(gl.max(_by_threads(s), 3), 1).type.layout
+    first = start - (work.first_row + work.len_k - work.len_q) + 2 * gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))
+    return gl.expand_dims(slope * first.to(gl.float32), 0)
+
+
+@gluon.jit
+def lean_of(slope, scores):
+    """Near ALiBi: what a key adds to the scores more than the one before it."""
+    return slope / (scores.scale if scores.cap is None else scores.cap)
