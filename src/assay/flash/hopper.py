@@ -27,6 +27,8 @@ KEYS, KEYS_LARGE = 128, 64
 """Of a tile of the backward pass; of `backward_kv_large`."""
 BUSY, CACHED = 0.9, 512 * 64
 """Of the processors, over time; numbers of Q that belong to one head of K."""
+FEW = 8
+"""Tiles for each processor."""
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K, V, dO, the LSE in units of log₂, and delta."""
 
@@ -77,14 +79,16 @@ def overwrites(call: Call) -> bool:
 
 
 def together(call: Call) -> int:
-    """Heads of K whose tiles go together, the long ones first: with a mask, as many as have two tiles a processor.
+    """Heads of K whose tiles go together, the long ones first.
 
-    Head by head, the long tiles of the last one would begin when others end. An odd number: Triton compiles one form.
+    Head by head; but where a mask makes tiles unequal and there are FEW for each processor, the long ones of the last
+    head would begin when others end: as many heads, then, as have two for each. Odd: Triton compiles one form.
     """
-    if alone(call) or (call.left is None and call.right is None):
+    blocks, slots = triton.cdiv(call.k.shape[2], KEYS), processors(call.q.device.index)
+    few = call.k.shape[0] * call.k.shape[1] * blocks < FEW * slots
+    if not few or alone(call) or (call.left is None and call.right is None):
         return 1
-    blocks = triton.cdiv(call.k.shape[2], KEYS)
-    return triton.cdiv(2 * processors(call.q.device.index), blocks) | 1
+    return int(triton.cdiv(2 * slots, blocks)) | 1
 
 
 def backward(
