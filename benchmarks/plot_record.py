@@ -178,8 +178,11 @@ def _speeds(record: Record) -> Iterator[str]:
     others = [who for who in (CUDNN, FA2, FLEX) if any(who in point.ms for point in record.points)]
     plain = [point for point in record.points if point.kind == "plain"]
     longest = max((point.length for point in plain), default=0)
-    yield f"| | TFLOP/s at N {longest:,}, full / causal | {' | '.join(f'over {who}' for who in others)} |"
-    yield "|---" * (2 + len(others)) + "|"
+    yield (
+        f"| | TFLOP/s at N {longest:,}, full / causal | of the matmul rate (full, there), ours / cuDNN "
+        f"| {' | '.join(f'over {who}' for who in others)} |"
+    )
+    yield "|---" * (3 + len(others)) + "|"
     for part, name in PASSES.items():
         for dim in sorted({point.dim for point in record.of(part)}):
             points = [point for point in record.of(part) if point.dim == dim]
@@ -187,7 +190,16 @@ def _speeds(record: Record) -> Iterator[str]:
             rates = " / ".join(
                 "–" if (rate := at_end.get(causal)) is None else f"{rate:.0f}" for causal in (False, True)
             )
-            yield f"| {name.lower()}, D {dim} | {rates} | {' | '.join(_range(points, who) for who in others)} |"
+            full = next((point for point in points if point.length == longest and not point.causal), None)
+            shares = " / ".join(_share(full, who) for who in (OURS, CUDNN))
+            ratios = " | ".join(_range(points, who) for who in others)
+            yield f"| {name.lower()}, D {dim} | {rates} | {shares} | {ratios} |"
+
+
+def _share(point: Point | None, who: str) -> str:
+    """Of the matrix product's rate, timed in turn with it: what is left is all that anybody could gain."""
+    rate = None if point is None else point.rate(who)
+    return "–" if point is None or rate is None or not point.matmul else f"{rate / point.matmul:.0%}"
 
 
 def _range(points: Sequence[Point], who: str) -> str:

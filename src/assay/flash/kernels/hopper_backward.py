@@ -349,9 +349,8 @@ def consume(
             )  # fmt: skip
             before = place_of_sums(place, work, FRESH)
         step = at.last + 1
-        if (
-            BLOCK_DIM == 128 and ADD_Q
-        ):  # at once: there is room for one K. The next tile's first step multiplies it again
+        # At D 128 at once, as there is room for one K; the next tile's first step multiplies it again, for NOWHERE.
+        if BLOCK_DIM == 128 and ADD_Q:
             dq = last_q(step, 0, buffers, consumer, BLOCK_DIM)
         if BLOCK_DIM == 128 or not ADD_Q:
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
