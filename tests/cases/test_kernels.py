@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from torch import Tensor
 
-from assay import Plan
-from assay.cases.attention.kernels import OURS, _fa2_splits
+from assay import Plan, tiled_attention
+from assay.cases.attention import validate as validation
+from assay.cases.attention.kernels import OURS, Kernel, _fa2_splits
 
 H200_SLOTS = 2 * 132
 
@@ -37,3 +39,22 @@ def test_perturbed_kernels_say_what_they_change() -> None:
     )
     tiles = by_name["assay: tiles of 64 × 32"]
     assert tiles.plan("fp16") == Plan.shipped("fp16").replace(name="shipped fp16, tiles of 64 × 32")
+
+
+def test_dv_of_a_kernel_with_its_own_p_is_the_shipped_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that casts P as shipped, of which the plan says otherwise: its dV is emulated with all bits."""
+
+    def shipped(q: Tensor, k: Tensor, v: Tensor, causal: bool, **_: object) -> Tensor:
+        return tiled_attention(q, k, v, plan=Plan.shipped("bf16"), causal=causal, block=(64, 64))
+
+    kernel = Kernel(
+        name="made up",
+        call=shipped,
+        plan=lambda format: Plan.shipped(format).replace(probabilities="fp32"),
+        tiling=lambda q, k: {"block": (64, 64)},
+        own_p=True,
+    )
+    monkeypatch.setattr(validation, "available_kernels", lambda device: [kernel])
+    equal = {row.part: row.bit_equal for row in validation.validate(formats=("bf16",), shape=(1, 1, 128, 16))}
+    assert equal["dv"] == 1
+    assert equal["output"] < 1

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from assay.flash import fp8_launch, hopper, hopper_forward_tiles, launch
+from assay.flash.call import Call
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
 from tests.flash.machine_code import code_of, compiling, complaints, hurried, read, spills, unset
@@ -111,6 +112,20 @@ def test_backward_of_heads_alone(monkeypatch: pytest.MonkeyPatch, dim: int, name
     with on_hopper() as kernels:
         launch.backward(call, torch.zeros_like(call.q), torch.zeros(call.q.shape[:3]), call.q, None, False)
     check([kernel for kernel in kernels if "hopper" in kernel.name], full=call.slopes is not None)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "how", "expected"),
+    [(4, {"right": 0}, 9), (4, {}, 1), (64, {"right": 0}, 1)],
+    ids=["few", "equal", "many"],
+)
+def test_few_long_tiles_go_together(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int, how: dict[str, Any], expected: int
+) -> None:
+    """Heads of 32 tiles on 132 processors: nine have two for each."""
+    monkeypatch.setattr(hopper, "processors", lambda index: 132)
+    q, k = (torch.empty(1, heads, 4096, 64, dtype=torch.bfloat16) for heads in (64, kv_heads))
+    assert hopper.together(Call(q=q, k=k, v=k, scale=1.0, **how)) == expected
 
 
 @pytest.mark.slow

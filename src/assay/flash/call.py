@@ -63,6 +63,17 @@ class Call:
         return abs(self.scale) > 1e-37
 
     @property
+    def scales(self) -> bool:
+        """Whether the scores are a positive number times Q·Kᵀ, or times its softcap's tanh, but for ALiBi."""
+        return self.bias is None and (self.scaled or self.softcap is not None)
+
+    @property
+    def near(self) -> bool:
+        """ALiBi alone, no key ahead of its query. Not in FP32, where counting keys from elsewhere would show."""
+        ahead = self.right is None or self.right > 0
+        return self.slopes is not None and self.scales and not ahead and self.q.dtype != torch.float32
+
+    @property
     def packed(self) -> bool:
         """Whether the sequences are packed one after the other, by cu_seqlens."""
         return self.cu_seqlens_q is not None

@@ -76,9 +76,10 @@ def shape_of(call: Call) -> Shape:
     sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
     masked = call.left is not None or call.right is not None
     short = call.q.shape[2] <= SHORT * sequences
-    few = call.slopes is None or (call.right is not None and call.right <= 0)
     small = max(call.q.shape[3], call.v.shape[3]) <= 64
-    return _shape(call.q.shape[3], call.v.shape[3], small and few and not (masked and short))
+    return _shape(
+        call.q.shape[3], call.v.shape[3], small and (call.slopes is None or call.near) and not (masked and short)
+    )
 
 
 @cache

@@ -93,7 +93,7 @@ def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
         VALUE_DIM=v.shape[3],
         LINEAR=_linear(call),
         **_sizes(call, tile),
-        **({"maxnreg": _REGISTERS} if _near(call) and padded(q.shape[3]) <= 64 else {}),
+        **({"maxnreg": _REGISTERS} if call.near and padded(q.shape[3]) <= 64 else {}),
     )
 
 
@@ -265,19 +265,9 @@ def _positive_scale(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return aligned(-call.q if call.scale < 0 else call.q), aligned(call.k), aligned(call.v)
 
 
-def _near(call: Call) -> bool:
-    """ALiBi alone, no key ahead of its query. Not in FP32, where counting keys from elsewhere would show."""
-    ahead = call.right is None or call.right > 0
-    return call.slopes is not None and _scales(call) and not ahead and call.q.dtype != torch.float32
-
-
 def _linear(call: Call) -> bool:
     """Whether the scores are Q·Kᵀ, or its softcap's tanh, or near ALiBi on top, times a positive number."""
-    return _scales(call) and (call.slopes is None or _near(call))
-
-
-def _scales(call: Call) -> bool:
-    return call.bias is None and (call.scaled or call.softcap is not None)
+    return call.scales and (call.slopes is None or call.near)
 
 
 def _lse_of_nothing(call: Call, lse: torch.Tensor) -> torch.Tensor:
@@ -300,7 +290,7 @@ def _scores(call: Call) -> Scores:
         scale * _LOG2_E if call.softcap is None else scale / call.softcap,
         None if call.softcap is None else call.softcap * _LOG2_E,
         call.slopes,
-        triton.language.constexpr(True) if _near(call) else None,
+        triton.language.constexpr(True) if call.near else None,
         bias,
         *strides,
     )

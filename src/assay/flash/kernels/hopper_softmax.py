@@ -47,8 +47,9 @@ def softmax(
     if MASK is not None:
         s = masked(s, start, rows, columns, work, span, MASK)
     if scores.near is not None:
-        ahead = ahead_of(s, start, slope, work)
-        latest = gl.max(gl.max(gl.max(_by_threads(s), 3), 1) * unit + ahead, 1)
+        own = gl.max(gl.max(_by_threads(s), 3), 1)
+        ahead = ahead_of(own, start, slope, work)
+        latest = gl.max(own * unit + ahead, 1)
         latest = gl.maximum(maximum, gl.convert_layout(latest, maximum.type.layout))
     elif LINEAR:
         latest = gl.maximum(maximum, gl.max(s, 1) * unit)
@@ -78,10 +79,10 @@ def _by_threads(s):
 
 
 @gluon.jit
-def ahead_of(s, start, slope, work):
-    """Near ALiBi: what each thread's scores still lack, which `leaned` counts from the thread's first key."""
-    LAYOUT: gl.constexpr = gl.max(gl.max(_by_threads(s), 3), 1).type.layout
-    first = start - (work.first_row + work.len_k - work.len_q) + 2 * gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))
+def ahead_of(own, start, slope, work):
+    """Near ALiBi: what each thread's `own` scores still lack, which `leaned` counts from the thread's first key."""
+    THREADS: gl.constexpr = gl.SliceLayout(0, own.type.layout)
+    first = start - (work.first_row + work.len_k - work.len_q) + 2 * gl.arange(0, 4, THREADS)
     return gl.expand_dims(slope * first.to(gl.float32), 0)
 
 
