@@ -91,4 +91,6 @@ def _shape(dim: int, value_dim: int, three: bool) -> Shape:
         block_value_dim=padded(value_dim),
         q_in_registers=dim <= 128 and not three,
         own_buffer=padded(dim) <= 128 or padded(value_dim) != padded(dim),
+        turns=three,
+        stages=2,
     )

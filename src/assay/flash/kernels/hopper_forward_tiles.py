@@ -43,8 +43,6 @@ from assay.flash.kernels.hopper_shared import (
 from assay.flash.kernels.hopper_softmax import lean_of, softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
 
-STAGES = gl.constexpr(2)  # of K and V
-
 
 class Buffers(NamedTuple):
     """Shared memory and the barriers that say when it is full and when it may be written again."""
@@ -79,11 +77,10 @@ class Shape:
     q_in_registers: bool
     own_buffer: bool
     """The output has one; else it goes through Q's."""
-
-    @property
-    def turns(self) -> bool:
-        """Whether the consumers take turns at the tensor cores: two are faster without."""
-        return self.consumers == 3
+    turns: bool
+    """Whether the consumers take turns at the tensor cores: two are faster without."""
+    stages: int
+    """Of K and V."""
 
     @property
     def q_stages(self) -> int:
@@ -97,6 +94,7 @@ def bring_block(
     PACKED: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """K and V of a block of keys, each into the stage that the consumers left longest ago."""
+    STAGES: gl.constexpr = buffers.k.shape[0]
     start = block * COLUMNS
     place = [batch, kv_head, before_k + start, 0]
     stage = step % STAGES
@@ -216,6 +214,7 @@ def over_blocks(
     On entry P of the block before waits for its product with V; on exit that of the last.
     """
     COLUMNS: gl.constexpr = SHAPE.columns
+    STAGES: gl.constexpr = SHAPE.stages
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, output.type.layout, 2)
     for back in range(first, last):
@@ -248,6 +247,7 @@ def over_blocks(
 @gluon.jit
 def pass_blocks(first, last, buffers, consumer: gl.constexpr, SHAPE: gl.constexpr):
     """Steps whose keys only other consumers' rows see."""
+    STAGES: gl.constexpr = SHAPE.stages
     for step in range(first, last):
         stage, phase = step % STAGES, (step // STAGES) & 1
         mbarrier.wait(buffers.k_full.index(stage), phase)
@@ -287,6 +287,7 @@ def attend(
 ):  # fmt: skip
     """64 rows over their blocks of keys; `tile` has those of all rows, `earlier` is how many came before it."""
     COLUMNS: gl.constexpr = SHAPE.columns
+    STAGES: gl.constexpr = SHAPE.stages
     VALUES: gl.constexpr = SHAPE.block_value_dim
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUES, 16])
@@ -392,6 +393,7 @@ def attention_forward_tiles(
     """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`."""
     dtype: gl.constexpr = q_tiles.dtype
     CONSUMERS: gl.constexpr = SHAPE.consumers
+    STAGES: gl.constexpr = SHAPE.stages
     Q_TILES: gl.constexpr = CONSUMERS * SHAPE.q_stages
     q = shared(dtype, Q_TILES, ROWS, BLOCK_DIM)
     if SHAPE.own_buffer:
