@@ -44,7 +44,7 @@ def forward(
         gluon_tiles(q, 64),
         gluon_tiles(k, shape.columns),
         gluon_tiles(v, shape.columns),
-        gluon_tiles(out, 64) if is_aligned(out) else None,
+        gluon_tiles(out, 64, shape.out_columns) if is_aligned(out) else None,
         out,
         out.stride()[:3],
         lse,
@@ -90,7 +90,7 @@ def _shape(dim: int, value_dim: int, three: bool) -> Shape:
         value_dim=value_dim,
         block_value_dim=padded(value_dim),
         q_in_registers=dim <= 128 and not three,
-        own_buffer=padded(dim) <= 128 or padded(value_dim) != padded(dim),
+        out_columns=min(padded(value_dim), 128),
         turns=three,
         stages=2,
     )

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_fragments import log2, narrowed, rescaled, widened
+from assay.flash.kernels.hopper_fragments import halves, log2, narrowed, rescaled, widened
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
@@ -75,8 +75,8 @@ class Shape:
     value_dim: int
     block_value_dim: int
     q_in_registers: bool
-    own_buffer: bool
-    """The output has one; else it goes through Q's."""
+    out_columns: int
+    """Of the output, so many leave at a time."""
     turns: bool
     """Whether the consumers take turns at the tensor cores: two are faster without."""
     stages: int
@@ -361,7 +361,7 @@ def attend(
             left, keys.end - keys.begin, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers,
             work, keys.end, span, scores, consumer, "left", SHAPE,
         )  # fmt: skip
-    if SHAPE.own_buffer and not SHAPE.q_in_registers:
+    if not SHAPE.q_in_registers:
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
     step += keys.end - keys.begin
     stage = (step - 1) % STAGES
@@ -379,10 +379,12 @@ def attend(
     gl.store(lse + place + rows, (maximum + log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
     rows_at = batch, work.head, work.before_q, first, work.len_q
     buffer = buffers.out.index(consumer)
-    write(out_tiles, out, out_strides, output, rows_at, buffer, PACKED, SHAPE.value_dim)
-    if not SHAPE.own_buffer:
-        tma.store_wait(0)  # the output went through Q's buffer
-        mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
+    if SHAPE.out_columns == VALUES:
+        write(out_tiles, out, out_strides, output, rows_at, buffer, PACKED, SHAPE.value_dim)
+    else:
+        lower, upper = halves(output)
+        write(out_tiles, out, out_strides, lower, rows_at, buffer, PACKED, SHAPE.value_dim)
+        write(out_tiles, out, out_strides, upper, rows_at, buffer, PACKED, SHAPE.value_dim, SHAPE.out_columns)
 
 
 @gluon.jit(do_not_specialize=["batches", "heads", "group"])
@@ -395,14 +397,9 @@ def attention_forward_tiles(
     CONSUMERS: gl.constexpr = SHAPE.consumers
     STAGES: gl.constexpr = SHAPE.stages
     Q_TILES: gl.constexpr = CONSUMERS * SHAPE.q_stages
-    q = shared(dtype, Q_TILES, ROWS, BLOCK_DIM)
-    if SHAPE.own_buffer:
-        out_buffer = shared(dtype, CONSUMERS, ROWS, SHAPE.block_value_dim)
-    else:  # large heads leave no room for one of its own
-        out_buffer = q
     buffers = Buffers(
-        q=q,
-        out=out_buffer,
+        q=shared(dtype, Q_TILES, ROWS, BLOCK_DIM),
+        out=shared(dtype, CONSUMERS, ROWS, SHAPE.out_columns),
         k=shared(dtype, STAGES, SHAPE.columns, BLOCK_DIM),
         v=shared(dtype, STAGES, SHAPE.columns, SHAPE.block_value_dim),
         q_full=barriers(Q_TILES, 1),

@@ -115,10 +115,15 @@ def leaned(s, lean):
 
 
 @gluon.jit
+def halves(x):
+    """The left and the right half of x: registers, no traffic."""
+    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+
+
+@gluon.jit
 def narrowed(x, LAYOUT: gl.constexpr):
-    """The left half of x: registers, no traffic."""
-    halves = gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1))
-    return gl.convert_layout(gl.split(halves)[0], LAYOUT)
+    """The left half of x."""
+    return gl.convert_layout(halves(x)[0], LAYOUT)
 
 
 @gluon.jit

@@ -116,8 +116,12 @@ def clean(tile, there):
 
 
 @gluon.jit
-def write(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: gl.constexpr):
+def write(
+    tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: gl.constexpr, SKIPPED: gl.constexpr = 0
+):  # fmt: skip
     """64 rows to memory, as `out` has them; `place` is batch, head, rows of earlier sequences, the first row, length.
+
+    `values` are those of the DIM dimensions that come after the first SKIPPED, or some of them.
 
     By the copy engine through `buffer`, which leaves out rows and dimensions that are not there, while the kernel goes
     on; by the threads what it cannot do: the last rows of a packed sequence, or rows that are not whole 16 bytes.
@@ -129,11 +133,11 @@ def write(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM:
             tma.store_wait(0)  # the one before may still be read
             buffer.store(values)
             fence_async_shared()
-            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, 0], buffer)
+            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, SKIPPED], buffer)
         else:
-            write_rows(out, strides, values, batch, head, before, first, length, DIM)
+            write_rows(out, strides, values, batch, head, before, first, length, DIM, SKIPPED)
     else:
-        write_rows(out, strides, values, batch, head, before, first, length, DIM)
+        write_rows(out, strides, values, batch, head, before, first, length, DIM, SKIPPED)
 
 
 @gluon.jit
@@ -154,12 +158,14 @@ def write_through(tiles, out, strides, values, place, buffer, PACKED: gl.constex
 
 
 @gluon.jit
-def write_rows(out, strides, values, batch, head, before, first, length, DIM: gl.constexpr):
+def write_rows(
+    out, strides, values, batch, head, before, first, length, DIM: gl.constexpr, SKIPPED: gl.constexpr = 0
+):  # fmt: skip
     """By the threads."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     values = gl.convert_layout(values, LAYOUT)
     rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    dims = gl.arange(0, values.shape[1], gl.SliceLayout(0, LAYOUT))
+    dims = SKIPPED + gl.arange(0, values.shape[1], gl.SliceLayout(0, LAYOUT))
     out += batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     place = gl.expand_dims((before + rows).to(gl.int64) * strides[2], 1) + gl.expand_dims(dims, 0)
     gl.store(out + place, values, mask=gl.expand_dims(rows < length, 1) & gl.expand_dims(dims < DIM, 0))
