@@ -73,6 +73,7 @@ def on_hopper() -> Iterator[list[Any]]:
     with pytest.MonkeyPatch.context() as patch, compiling() as kernels:
         patch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
         patch.setattr(hopper, "processors", lambda index: 132)
+        patch.setattr(hopper, "SHORT", {64: 0, 128: 0})  # dQ is added up, also of few keys
         patch.setattr(fp8_launch, "_processors", lambda index: 132)
         for module in (hopper, hopper_forward_tiles):
             patch.setattr(module, "counter", lambda device: torch.zeros(1, dtype=torch.int32))
@@ -128,6 +129,19 @@ def test_few_long_tiles_go_together(
     assert hopper.together(Call(q=q, k=k, v=k, scale=1.0, **how)) == expected
 
 
+@pytest.mark.parametrize(
+    ("keys", "dim", "deterministic", "expected"),
+    [(1024, 128, False, False), (1025, 128, False, True), (1025, 128, True, False), (1024, 64, False, True)],
+)
+def test_where_dq_is_added_up(
+    monkeypatch: pytest.MonkeyPatch, keys: int, dim: int, deterministic: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(hopper, "can", lambda call: True)
+    monkeypatch.setattr(hopper, "processors", lambda index: 132)
+    call = Drawn(Case(queries=keys, keys=keys, dims=(dim, dim), batch=1), torch.bfloat16).call()
+    assert hopper.adds_up(replace(call, deterministic=deterministic)) is expected
+
+
 @pytest.mark.slow
 def test_short_sequences_of_small_heads() -> None:
     case = Case(queries=300, keys=300, causal=True, dims=(64, 64), batch=1)
@@ -135,6 +149,22 @@ def test_short_sequences_of_small_heads() -> None:
         launch.forward(Drawn(case, torch.bfloat16).call())
     assert [kernel.name for kernel in kernels] == ["attention_forward_tiles"]
     check(kernels)
+
+
+@pytest.mark.parametrize(
+    ("keys", "how", "expected"),
+    [
+        (1200, {"left": 1023, "right": 0}, 2),
+        (1200, {"left": 1024, "right": 0}, 3),
+        (1200, {"left": 100}, 3),
+        (1024, {"right": 0}, 2),
+        (1025, {"right": 0}, 3),
+        (100, {}, 3),
+    ],
+)
+def test_consumers_of_small_heads(keys: int, how: dict[str, Any], expected: int) -> None:
+    q = torch.empty(1, 1, keys, 64, dtype=torch.bfloat16)
+    assert hopper_forward_tiles.shape_of(Call(q=q, k=q, v=q, scale=1.0, **how)).consumers == expected
 
 
 @pytest.mark.slow

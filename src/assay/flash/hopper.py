@@ -29,6 +29,9 @@ BUSY, CACHED = 0.9, 512 * 64
 """Of the processors, over time; numbers of Q that belong to one head of K."""
 FEW = 8
 """Tiles for each processor."""
+SHORT = {64: 0, 128: 1024}
+"""Up to so many keys, packed ones in the mean, dQ by rows is faster than added up: its sums, in FP32, are filled, added
+to and read, which takes longer than to compute S and dP once more."""
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K, V, dO, the LSE in units of log₂, and delta."""
 
@@ -56,8 +59,12 @@ def takes_backward(call: Call) -> bool:
 
 def adds_up(call: Call) -> bool:
     """Whether the same kernel does dQ, too: adding it up in memory, unless `alone` in another order every time."""
+    if not takes_backward(call) or call.batch_invariant:
+        return False
+    sequences = 1 if call.cu_seqlens_k is None else len(call.cu_seqlens_k) - 1
+    short = call.k.shape[2] <= SHORT[padded(call.q.shape[3])] * sequences
     same_bits = call.deterministic or torch.are_deterministic_algorithms_enabled()
-    return takes_backward(call) and not call.batch_invariant and (alone(call) or not same_bits)
+    return alone(call) or not (short or same_bits)
 
 
 def alone(call: Call) -> bool:

@@ -17,7 +17,8 @@ from assay.flash.layout import is_aligned, padded
 from assay.flash.places import places
 
 SHORT = 1024
-"""Masked sequences up to this long, packed ones in the mean, are cut into tiles of 128 rows, also at small heads."""
+"""Up to this long, packed in the mean, masked sequences are cut into tiles of 128 rows, also at small heads; windows,
+up to this wide."""
 
 
 def takes(call: Call) -> bool:
@@ -69,17 +70,23 @@ def columns(call: Call) -> int:
 
 
 def shape_of(call: Call) -> Shape:
-    """Small heads leave registers for three consumers: faster but where short rows see few keys. No bit depends on it.
+    """Small heads leave registers for three consumers: faster but where masked rows see few keys. No bit depends on it.
 
     ALiBi of keys on both sides takes registers of its own.
     """
-    sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
-    masked = call.left is not None or call.right is not None
-    short = call.q.shape[2] <= SHORT * sequences
     small = max(call.q.shape[3], call.v.shape[3]) <= 64
     return _shape(
-        call.q.shape[3], call.v.shape[3], small and (call.slopes is None or call.near) and not (masked and short)
+        call.q.shape[3], call.v.shape[3], small and (call.slopes is None or call.near) and not _few_keys(call)
     )
+
+
+def _few_keys(call: Call) -> bool:
+    """Whether a mask leaves a row few."""
+    if call.left is None and call.right is None:
+        return False
+    sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
+    window = call.left is not None and call.right is not None and call.left + call.right < SHORT
+    return window or call.q.shape[2] <= SHORT * sequences
 
 
 @cache
@@ -92,5 +99,5 @@ def _shape(dim: int, value_dim: int, three: bool) -> Shape:
         q_in_registers=dim <= 128 and not three,
         out_columns=min(padded(value_dim), 128),
         turns=three,
-        stages=2,
+        stages=4 if max(dim, value_dim) <= 64 and not three else 2,
     )
