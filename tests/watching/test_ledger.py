@@ -15,6 +15,7 @@ from assay.results.lines import all_records
 from assay.results.watch_record import WATCH
 from assay.watching import comparing, ledger
 from assay.watching.call import AttentionCall
+from assay.watching.part import Part
 from assay.watching.watch import Watch, watch
 from tests.watching.models import HEADS, Layer, Stack, inputs, stack
 
@@ -203,7 +204,7 @@ def test_of_a_large_batch_some_sequences_are_compared(monkeypatch: pytest.Monkey
     """Of five sequences, each 1.5 times as large as the one before, two at a time; gradients of the same two."""
     model = stack()
     x = torch.cat([inputs()[:1] * 1.5**i for i in range(5)])
-    monkeypatch.setattr(ledger, "SCORES", 2 * HEADS * x.shape[1] ** 2)
+    monkeypatch.setitem(ledger.SCORES, "cpu", 2 * HEADS * x.shape[1] ** 2)
     with watch(model, every=2) as w:
         for _ in range(8):
             model(x).float().square().mean().backward()
@@ -218,15 +219,46 @@ def test_of_a_large_batch_some_sequences_are_compared(monkeypatch: pytest.Monkey
     assert not any(row["over"] for row in seen)  # gradients of other sequences would be far off
 
 
-def test_sequences_of_a_call_with_masks_and_slopes_of_their_own() -> None:
-    q, k, v = torch.randn(3, 6, 4, 5, 8, generator=torch.Generator().manual_seed(0)).double()
-    bias, slopes = torch.randn(6, 1, 5, 5), torch.rand(6, 4)
-    call = AttentionCall(q=q, k=k, v=v, scale=0.3, bias=bias.double(), slopes=slopes)
-    part = call.some(turn=4, scores=2 * 4 * 25)
-    assert part == slice(2, 4)
-    (out,), (expected,) = call.of(part).plain(None), call.plain(None)
-    assert torch.equal(out, expected[part])
-    shared = AttentionCall(q=q, k=k, v=v, scale=0.3, bias=bias[:1].double(), slopes=slopes[0])
-    (out,), (expected,) = shared.of(part).plain(None), shared.plain(None)
-    assert torch.equal(out, expected[part])
-    assert call.some(turn=7, scores=1) == slice(1, 2)
+def test_of_a_long_sequence_some_heads_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of four, then the fourth; errors are those that a watch of all finds for the same heads."""
+    model, x = stack(), inputs()[:1]
+    monkeypatch.setitem(ledger.SCORES, "cpu", 3 * x.shape[1] ** 2)
+
+    def errors(every: int, steps: int) -> list[dict[tuple[str, int | None], float]]:
+        with watch(model, every=every) as w:
+            for _ in range(steps):
+                model(x).float().square().mean().backward()
+        rows = [row for row in w.rows if row["layer"] == "layers.0"]
+        return [
+            {(row["tensor"], row["head"]): row["error_rmse"] for row in rows if row["step"] == step}
+            for step in sorted({row["step"] for row in rows})
+        ]
+
+    (every_head,), parts = errors(1, 1), errors(2, 6)
+    for part, heads in zip(parts, ([0, 1, 2], [3], [0, 1, 2]), strict=True):
+        assert list(part) == [(name, head) for name in ("output", "dq", "dk", "dv") for head in (*heads, None)]
+        for name, head in part:
+            if head is not None:
+                assert part[name, head] == pytest.approx(every_head[name, head], rel=1e-9)
+
+
+def test_parts_of_a_call() -> None:
+    """Masks, slopes and sinks of its sequences and heads; four heads of Q share two of K and V."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(6, heads, 5, 8, generator=generator).double() for heads in (4, 2, 2))
+    bias, slopes, sinks = torch.randn(6, 4, 5, 5).double(), torch.rand(6, 4), torch.randn(4)
+    some, one = slice(2, 4), slice(1, 2)
+    two_sequences, one_head = Part(some, slice(0, 2), 2), Part(one, one, 2)
+    hows: list[dict[str, Any]] = [
+        {"bias": bias, "slopes": slopes, "sinks": sinks},
+        {"bias": bias[:1], "slopes": slopes[0]},
+        {"bias": bias[:, :1]},
+        {"bias": bias[0]},
+    ]
+    for own in hows:
+        call = AttentionCall(q=q, k=k, v=v, scale=0.3, **own)
+        assert call.some(turn=4, scores=2 * 4 * 25) == two_sequences
+        assert call.some(turn=3, scores=3 * 25) == call.some(turn=15, scores=1) == one_head
+        (whole,) = call.plain(None)
+        assert torch.equal(call.of(two_sequences).plain(None)[0], whole[some])
+        assert torch.equal(call.of(one_head).plain(None)[0], whole[one, 2:])

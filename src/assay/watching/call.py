@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.watching.adjusting import unexpanded
 from assay.watching.exact import exact
+from assay.watching.part import Part, part
 from assay.watching.plain import plain
 from assay.watching.scores import Scores
 
@@ -57,22 +58,28 @@ class AttentionCall:
         scores = Scores(self.dtype, self.sinks is not None)
         return exact(self, grad, scores), scores
 
-    def some(self, turn: int, scores: int) -> slice:
-        """As many of its sequences as have so many scores, at least one: the turn-th such part of the batch."""
-        batch, heads, queries, _ = self.q.shape
-        count = max(1, scores // (heads * queries * self.k.shape[2]))
-        first = turn % -(-batch // count) * count
-        return slice(first, min(first + count, batch))
+    def some(self, turn: int, scores: int) -> Part:
+        """The turn-th part of it that has so many scores."""
+        (batch, heads, queries, _), kv_heads = self.q.shape, self.k.shape[1]
+        return part(turn, batch, kv_heads, heads // kv_heads * queries * self.k.shape[2], scores)
 
-    def of(self, sequences: slice) -> AttentionCall:
-        """Only these sequences of the batch."""
-        batch = self.q.shape[0]
+    def of(self, part: Part) -> AttentionCall:
+        """Only this part."""
+        heads = part.heads(self.q.shape[1])
 
         def own(x: Tensor | None, dims: int) -> Tensor | None:
-            return x[sequences] if x is not None and x.dim() == dims and x.shape[0] == batch else x
+            """Of what has `dims` dimensions, (batch, heads, …), if it is not the same for all; or fewer of the last."""
+            if x is None:
+                return None
+            for dim, which in ((x.dim() - dims, part.sequences), (x.dim() - dims + 1, heads)):
+                if dim >= 0 and x.shape[dim] > 1:
+                    x = x.narrow(dim, which.start, which.stop - which.start)
+            return x
 
-        q, k, v = (x[sequences] for x in (self.q, self.k, self.v))
-        return replace(self, q=q, k=k, v=v, bias=own(self.bias, 4), slopes=own(self.slopes, 2))
+        q, k, v = (part.own(x) for x in (self.q, self.k, self.v))
+        return replace(
+            self, q=q, k=k, v=v, bias=own(self.bias, 4), slopes=own(self.slopes, 2), sinks=own(self.sinks, 2)
+        )
 
     def gives(self, x: Tensor) -> bool:
         """Whether `x` can be its output."""

@@ -33,9 +33,9 @@ KEPT = 100_000
 """Rows kept in memory; with a folder all are on disk."""
 IN_FLIGHT = 1
 """Comparisons that a GPU may still be at while the model goes on: with none, it would wait while we make rows."""
-SCORES = 2**25
-"""Of a call, if only some calls are compared: it is then compared in as many of its sequences as have these, since the
-golden value of a large batch takes longer than a training step."""
+SCORES = {"cpu": 2**22, "cuda": 2**25}
+"""Of a call, if only some calls are compared: it is then compared in as many of its sequences, or of the heads of one,
+as have these, since the golden value of a large batch takes longer than a training step."""
 AT_ONCE = 512
 """Calls at most that wait, for their gradients or for a step to be over."""
 
@@ -75,17 +75,17 @@ class Ledger:
         """Of a call that has just been made; `waits` if its gradients may come."""
         if len(self._waiting) + len(self._compared) >= AT_ONCE:
             self.settle()
-        sequences = None
+        part = None
         if self._turns is not None and isinstance(call, AttentionCall):
-            sequences = call.some(self._turns[seen.layer], SCORES)
+            part = call.some(self._turns[seen.layer], SCORES.get(out.device.type, SCORES["cuda"]))
             self._turns[seen.layer] += 1
-            call, out = call.of(sequences), out[sequences]
+            call, out = call.of(part), part.own(out)
         if not waits:
-            one = Made(seen, call.detached(), out, next(self._numbers), sequences)
+            one = Made(seen, call.detached(), out, next(self._numbers), part)
             self._compare_output(one)
             return one
         # A copy: the model may go on in place.
-        one = Made(seen, call.detached(), out.clone(), next(self._numbers), sequences)
+        one = Made(seen, call.detached(), out.clone(), next(self._numbers), part)
         self._waiting.append(one)
         return one
 
@@ -162,7 +162,7 @@ class Ledger:
             if self._makes_rows is None:
                 device = str(one.output.device)
                 self._makes_rows = Rows(uuid.uuid4().hex[:8], self._model, self._against, device)
-            rows = self._makes_rows.of(one.seen, one.call, columns, done.ended.since(done.began))
+            rows = self._makes_rows.of(one.seen, one.call, one.part, columns, done.ended.since(done.began))
             outputs = sum(row["tensor"] == "output" for row in rows)
             if outputs:
                 self.calls += 1

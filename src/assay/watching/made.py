@@ -9,6 +9,7 @@ from torch import Tensor
 from assay.watching.clock import Moment
 from assay.watching.comparing import Comparing
 from assay.watching.others import Call
+from assay.watching.part import Part
 from assay.watching.rows import Seen
 
 
@@ -21,12 +22,12 @@ class Made:
     output: Tensor
     number: int
     """Of all that happened."""
-    sequences: slice | None = None
-    """Those of its batch that `call` and `output` have; None: all."""
+    part: Part | None = None
+    """What `call` and `output` have of it; None: all."""
 
     def own(self, x: Tensor) -> Tensor:
         """Of a gradient of the whole call, what is compared."""
-        return x if self.sequences is None else x[self.sequences]
+        return x if self.part is None else self.part.own(x)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,6 +15,7 @@ from assay.results.record import Record
 from assay.results.watch_record import WATCH
 from assay.watching.comparing import Columns
 from assay.watching.others import Call
+from assay.watching.part import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,9 @@ class Rows:
         self._fixed |= {"schema": WATCH.version, "watch": watch, "model": model, "against": against}
         self._fixed |= environment(device)
 
-    def of(self, seen: Seen, call: Call, measured: Mapping[str, Columns], seconds: float) -> list[Record]:
+    def of(
+        self, seen: Seen, call: Call, part: Part | None, measured: Mapping[str, Columns], seconds: float
+    ) -> list[Record]:
         """Of each tensor one for each head, then one for all (head None)."""
         common = self._fixed | call.columns()
         common |= {
@@ -46,9 +49,10 @@ class Rows:
         rows = []
         for tensor, columns in measured.items():
             heads = len(columns["difference_max"]) - 1
+            first = 0 if part is None else part.first_head(heads)
             for number, values in enumerate(zip(*columns.values(), strict=True)):
                 row = common | dict(zip(columns, values, strict=True))
-                row["tensor"], row["head"] = tensor, None if number == heads else number
+                row["tensor"], row["head"] = tensor, None if number == heads else first + number
                 row["id"] = _hash((row["watch"], seen.layer, seen.step, seen.call, tensor, row["head"]))
                 rows.append(row)
         return rows
