@@ -33,7 +33,7 @@ KEPT = 100_000
 """Rows kept in memory; with a folder all are on disk."""
 IN_FLIGHT = 1
 """Comparisons that a GPU may still be at while the model goes on: with none, it would wait while we make rows."""
-SCORES = {"cpu": 2**22, "cuda": 2**25}
+SCORES = {"cpu": 2**21, "cuda": 2**25}
 """Of a call, if only some calls are compared: it is then compared in as many of its sequences, or of the heads of one,
 as have these, since the golden value of a large batch takes longer than a training step."""
 AT_ONCE = 512

@@ -68,7 +68,7 @@ def watch(
         golden: Also compute in FP64, and judge the call's error (RMSE) by the other's: more than 2 times as much (3
             for gradients), or a NaN in the wrong place, is over budget. The ratio of the largest errors is shown too.
         every: A layer is compared in one step of so many, and layers take turns; or the share of calls, 0.01. Of a
-            large call some sequences are then compared, or some heads of a long one (2²⁵ scores, on a CPU 2²²), which
+            large call some sequences are then compared, or some heads of a long one (2²⁵ scores, on a CPU 2²¹), which
             take turns, too.
         also: Other functions and modules to watch: fast → plain, of the same signature. Golden is the plain one in
             FP64.
