@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -110,8 +111,24 @@ def forward(rng: Random, root: str) -> Case | None:
     loader = loader_of(root, int(rng.integers(1, 4)))
     launch = loader.load("assay.flash.launch")
     launch._few_queries = lambda call: False
+    launch.hopper_forward_tiles.SHORT = int(rng.choice([0, 1024]))  # two or three consumers
     call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
-    skipped = spoil(rng, call)
+    return forward_of(call, spoil(rng, call), launch)
+
+
+def negative(rng: Random, root: str) -> Case | None:
+    """Rows that have no positive score, but scores far apart, beside others; three consumers."""
+    launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
+    launch._few_queries = lambda call: False
+    call = random_call(rng, launch.Call, (64, 64))
+    call = replace(call, left=None, right=None, scale=abs(call.scale))
+    call.k.abs_().mul_(-1000)
+    call.q[:, :, :: int(rng.integers(1, 5))].abs_()
+    return forward_of(call, None, launch)
+
+
+def forward_of(call: Any, skipped: int | None, launch: Any) -> Case | None:
+    """Checks output and LSE, but of the sequence that is skipped."""
 
     def check() -> None:
         out, lse = (without(x, call.cu_seqlens_q, skipped) for x in launch.forward(call))
@@ -239,6 +256,7 @@ def fp8(rng: Random, root: str) -> Case:
 
 KINDS: dict[str, Callable[[Random, str], Case | None]] = {
     "forward": forward,
+    "negative": negative,
     "backward": backward,
     "fp8": fp8,
 }

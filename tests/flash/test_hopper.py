@@ -58,7 +58,9 @@ def call(length: int = 1000, dim: int = 64, seed: int = 0, device: str = "cuda",
         (512, 64, {}, 3),
         (1024, 64, {"right": 0}, 2),
         (1025, 64, {"right": 0}, 3),
-        (1500, 64, {"left": 100, "right": 0}, 3),
+        (1500, 64, {"left": 1023, "right": 0}, 2),
+        (1500, 64, {"left": 1023, "right": 1}, 3),
+        (1500, 64, {"left": 100}, 3),
         (512, 64, {"left": 100}, 2),
         (2048, 128, {}, 2),
         (2048, 256, {"right": 0}, 2),
@@ -108,15 +110,18 @@ def test_packed_sequences_have_the_bits_they_have_alone(dim: int, how: dict[str,
 @on_hopper
 @pytest.mark.parametrize("how", [{}, {"right": 0}, {"left": 100, "right": 20}], ids=str)
 @pytest.mark.parametrize("length", [64, 130, 1000])
+@pytest.mark.parametrize("signs", ["both", "rows without a positive score"])
 def test_the_number_of_consumers_changes_no_bit(
-    monkeypatch: pytest.MonkeyPatch, length: int, how: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, signs: str, length: int, how: dict[str, Any]
 ) -> None:
+    """Three look for the largest score among whole numbers, where negative ones are in the other order."""
     this = call(length, **how)
-    shape = hopper.shape_of(this)
+    if signs != "both":
+        this.k.abs_().neg_()
+        this.q[:, :, 5::7].abs_()
     results = []
-    for consumers in (2, 3):
-        other = replace(shape, consumers=consumers, q_in_registers=consumers == 2)
-        monkeypatch.setattr(hopper, "shape_of", lambda _, other=other: other)
+    for three in (False, True):
+        monkeypatch.setattr(hopper, "shape_of", lambda _, three=three: hopper._shape(64, 64, three))
         results.append(launch.forward(this))
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)

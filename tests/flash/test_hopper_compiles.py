@@ -151,22 +151,6 @@ def test_short_sequences_of_small_heads() -> None:
     check(kernels)
 
 
-@pytest.mark.parametrize(
-    ("keys", "how", "expected"),
-    [
-        (1200, {"left": 1023, "right": 0}, 2),
-        (1200, {"left": 1024, "right": 0}, 3),
-        (1200, {"left": 100}, 3),
-        (1024, {"right": 0}, 2),
-        (1025, {"right": 0}, 3),
-        (100, {}, 3),
-    ],
-)
-def test_consumers_of_small_heads(keys: int, how: dict[str, Any], expected: int) -> None:
-    q = torch.empty(1, 1, keys, 64, dtype=torch.bfloat16)
-    assert hopper_forward_tiles.shape_of(Call(q=q, k=q, v=q, scale=1.0, **how)).consumers == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [{}, {"causal": True}, {"window": (1100, 0)}, {"causal": True, "alibi": True}], ids=lambda how: "+".join(how)

@@ -43,7 +43,7 @@ def run(sources: Path, kind: str, cases: int) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "cases"), [("forward", 40), ("backward", 30), ("fp8", 15)])
+@pytest.mark.parametrize(("kind", "cases"), [("forward", 40), ("negative", 8), ("backward", 30), ("fp8", 15)])
 def test_random_calls(kind: str, cases: int) -> None:
     done = run(SOURCE.parent, kind, cases)
     assert done.returncode == 0, done.stderr

@@ -114,6 +114,47 @@ def leaned(s, lean):
     )
 
 
+@gluon.constexpr_function
+def _largest(elements):
+    """PTX: the largest of one thread's elements of each of its two rows, in place of its first there.
+
+    As whole numbers, of which three are compared in one instruction: what is not negative has the same order then.
+    Negative numbers have the other one; if a row has no others, the warp looks for the least of them.
+    """
+    rows = [[e for e in range(elements) if (e >> 1) & 1 == row] for row in range(2)]
+    lines = [".reg .pred p;", ".reg .s32 a, b, c, d, x;"]
+
+    def over(names, how):
+        for place in range(elements // 2):
+            for name, row in zip(names, rows, strict=True):
+                lines.append(f"mov.b32 x, ${elements + row[place]};")
+                lines.append(f"{how}.s32 {name}, {name}, x;" if place else f"mov.b32 {name}, x;")
+
+    over("ab", "max")
+    lines += ["min.s32 x, a, b;", "setp.lt.s32 p, x, 0;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra.uni FOUND;"]
+    over("cd", "min")
+    lines += [f"setp.lt.s32 p, {most}, 0; selp.b32 {most}, {least}, {most}, p;" for most, least in ("ac", "bd")]
+    return "{ " + " ".join([*lines, "FOUND:", "mov.b32 $0, a;", "mov.b32 $2, b;"]) + " }"
+
+
+@gluon.constexpr_function
+def _halvings(count):
+    return count.bit_length() - 1
+
+
+@gluon.jit
+def largest(s):
+    """(rows, 4): of a warpgroup's scores, the largest that each of the four threads has that share a row."""
+    ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    s = gl.inline_asm_elementwise(
+        _largest(ELEMENTS), _in_place(ELEMENTS), [s], dtype=gl.float32, is_pure=True, pack=ELEMENTS
+    )
+    own = gl.permute(gl.split(gl.reshape(s, [s.shape[0], s.shape[1] // 8, 4, 2]))[0], (0, 2, 1))
+    for _ in gl.static_range(_halvings(s.shape[1] // 16)):
+        own = gl.split(gl.reshape(own, [own.shape[0], 4, own.shape[2] // 2, 2]))[0]
+    return gl.split(own)[0]
+
+
 @gluon.jit
 def halves(x):
     """The left and the right half of x: registers, no traffic."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_fragments import hidden, leaned
+from assay.flash.kernels.hopper_fragments import hidden, largest, leaned
 from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 
@@ -26,10 +26,12 @@ def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, rows, columns, slope, lean, work, span, scores, MASK: gl.constexpr
+    s, maximum, row_sum, start, rows, columns, slope, lean, work, span, scores,
+    MASK: gl.constexpr, THREES: gl.constexpr,
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
+    `THREES`: the maximum as `largest` finds it, which needs scores without a mask.
     With `scores.near` a key adds `lean` more than the one before it, and all are counted from the tile's first
     position: what that adds to a row's scores `attend` takes off its LSE.
     """
@@ -47,14 +49,14 @@ def softmax(
     if MASK is not None:
         s = masked(s, start, rows, columns, work, span, MASK)
     if scores.near is not None:
-        own = gl.max(gl.max(_by_threads(s), 3), 1)
+        own = largest(s) if THREES else gl.max(gl.max(_by_threads(s), 3), 1)
         ahead = ahead_of(own, start, slope, work)
         latest = gl.max(own * unit + ahead, 1)
         latest = gl.maximum(maximum, gl.convert_layout(latest, maximum.type.layout))
     elif LINEAR:
-        latest = gl.maximum(maximum, gl.max(s, 1) * unit)
+        latest = gl.maximum(maximum, row_maxima(s, THREES) * unit)
     else:
-        latest = gl.maximum(maximum, gl.max(s, 1))
+        latest = gl.maximum(maximum, row_maxima(s, THREES))
     reference = latest
     if MASK is not None:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
@@ -70,6 +72,16 @@ def softmax(
     sums = partial_sums(p)
     row_sum = row_sum * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout)), 1)
     return p, latest, row_sum + sums, factor
+
+
+@gluon.jit
+def row_maxima(s, THREES: gl.constexpr):
+    """The largest score of each row."""
+    if THREES:
+        found = gl.convert_layout(gl.max(largest(s), 1), gl.SliceLayout(1, s.type.layout))
+    else:
+        found = gl.max(s, 1)
+    return found
 
 
 @gluon.jit
