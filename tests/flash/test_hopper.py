@@ -31,6 +31,7 @@ FEATURES = {
     "causal": Case(queries=513, keys=513, causal=True),
     "causal, more queries": Case(queries=400, keys=130, causal=True),
     "long": Case(queries=1500, keys=1500, causal=True, heads=(8, 2)),
+    "long, alibi": Case(queries=1300, keys=1300, causal=True, heads=(8, 2), alibi=True),
     "window": Case(queries=600, keys=600, window=(100, 0)),
     "window both": Case(queries=1400, keys=1500, window=(65, 40)),
     "left only": Case(queries=600, keys=600, window=(33, None)),

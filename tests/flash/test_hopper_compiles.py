@@ -67,6 +67,10 @@ TURN = """
 """A loop, with room for more."""
 
 
+SHARED = 227 * 1024
+"""Bytes of shared memory that a CTA can have."""
+
+
 @contextmanager
 def on_hopper() -> Iterator[list[Any]]:
     """Calls on CPU tensors go where those on an H200's would, and are compiled only."""
@@ -88,6 +92,7 @@ def check(kernels: list[Any], full: bool = False) -> None:
         assert hurried(code) == [], kernel.name
         assert len(spills(code)) <= (32 if full else 0), kernel.name
         assert complaints(kernel) == [], kernel.name
+        assert kernel.metadata.shared <= SHARED, kernel.name
 
 
 @pytest.mark.slow

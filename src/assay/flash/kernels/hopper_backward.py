@@ -44,7 +44,7 @@ from assay.flash.kernels.hopper_shared import (
     shared,
     stores_done,
     tanh,
-    write_through,
+    write,
 )
 
 
@@ -323,8 +323,8 @@ def consume(
         PACKED: gl.constexpr = places is not None
         if ALONE:
             stores_done()  # the next tile adds to the same dQ
-        write_through(dv_tiles, dv_out, dv_strides, dv, rows_at, out.index(0), PACKED, VALUE_DIM)
-        write_through(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
+        write(dv_tiles, dv_out, dv_strides, dv, rows_at, out.index(0), PACKED, VALUE_DIM)
+        write(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
         tile = next_tile(buffers, count)
         count += 1
     if BLOCK_DIM == 64 and ADD_Q and step > 0:

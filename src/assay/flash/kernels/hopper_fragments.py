@@ -114,6 +114,12 @@ def leaned(s, lean):
     )
 
 
+@gluon.jit
+def by_threads(s):
+    """(rows, ·, threads, 2): what each of the four threads has that share a row."""
+    return gl.reshape(s, [s.shape[0], s.shape[1] // 8, 4, 2])
+
+
 @gluon.constexpr_function
 def _largest(elements):
     """PTX: the largest of one thread's elements of each of its two rows, in place of its first there.
@@ -149,10 +155,12 @@ def largest(s):
     s = gl.inline_asm_elementwise(
         _largest(ELEMENTS), _in_place(ELEMENTS), [s], dtype=gl.float32, is_pure=True, pack=ELEMENTS
     )
-    own = gl.permute(gl.split(gl.reshape(s, [s.shape[0], s.shape[1] // 8, 4, 2]))[0], (0, 2, 1))
+    each = by_threads(s)
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, each.type.layout))
+    own = gl.permute(gl.split(each)[0], (0, 2, 1))
     for _ in gl.static_range(_halvings(s.shape[1] // 16)):
         own = gl.split(gl.reshape(own, [own.shape[0], 4, own.shape[2] // 2, 2]))[0]
-    return gl.split(own)[0]
+    return gl.convert_layout(gl.split(own)[0], LAYOUT, assert_trivial=True)
 
 
 @gluon.jit

@@ -121,28 +121,10 @@ def write(
 ):  # fmt: skip
     """64 rows to memory, as `out` has them; `place` is batch, head, rows of earlier sequences, the first row, length.
 
-    `values` are those of the DIM dimensions that come after the first SKIPPED, or some of them.
-
-    By the copy engine through `buffer`, which leaves out rows and dimensions that are not there, while the kernel goes
-    on; by the threads what it cannot do: the last rows of a packed sequence, or rows that are not whole 16 bytes.
+    `values` are those of the DIM dimensions that come after the first SKIPPED, or some of them. All through `buffer`:
+    by the copy engine, which leaves out rows and dimensions that are not there, while the kernel goes on; by the
+    threads what it cannot do: the last rows of a packed sequence, or rows that are not whole 16 bytes.
     """
-    batch, head, before, first, length = place
-    values = values.to(out.dtype.element_ty)
-    if tiles is not None:
-        if not PACKED or first + ROWS <= length:
-            tma.store_wait(0)  # the one before may still be read
-            buffer.store(values)
-            fence_async_shared()
-            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, SKIPPED], buffer)
-        else:
-            write_rows(out, strides, values, batch, head, before, first, length, DIM, SKIPPED)
-    else:
-        write_rows(out, strides, values, batch, head, before, first, length, DIM, SKIPPED)
-
-
-@gluon.jit
-def write_through(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: gl.constexpr):
-    """As `write`; what the threads write goes through `buffer`, too, where there is no room for another."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     batch, head, before, first, length = place
     tma.store_wait(0)  # the one before may still be read
@@ -150,20 +132,19 @@ def write_through(tiles, out, strides, values, place, buffer, PACKED: gl.constex
     if tiles is not None:
         if not PACKED or first + ROWS <= length:
             fence_async_shared()
-            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, 0], buffer)
+            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, SKIPPED], buffer)
         else:
-            write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
+            write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM, SKIPPED)
     else:
-        write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM)
+        write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM, SKIPPED)
 
 
 @gluon.jit
 def write_rows(
-    out, strides, values, batch, head, before, first, length, DIM: gl.constexpr, SKIPPED: gl.constexpr = 0
+    out, strides, values, batch, head, before, first, length, DIM: gl.constexpr, SKIPPED: gl.constexpr
 ):  # fmt: skip
     """By the threads."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    values = gl.convert_layout(values, LAYOUT)
+    LAYOUT: gl.constexpr = values.type.layout
     rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     dims = SKIPPED + gl.arange(0, values.shape[1], gl.SliceLayout(0, LAYOUT))
     out += batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]

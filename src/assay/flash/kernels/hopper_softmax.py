@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_fragments import hidden, largest, leaned
+from assay.flash.kernels.hopper_fragments import by_threads, hidden, largest, leaned
 from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 
@@ -49,7 +49,7 @@ def softmax(
     if MASK is not None:
         s = masked(s, start, rows, columns, work, span, MASK)
     if scores.near is not None:
-        own = largest(s) if THREES else gl.max(gl.max(_by_threads(s), 3), 1)
+        own = largest(s) if THREES else gl.max(gl.max(by_threads(s), 3), 1)
         ahead = ahead_of(own, start, slope, work)
         latest = gl.max(own * unit + ahead, 1)
         latest = gl.maximum(maximum, gl.convert_layout(latest, maximum.type.layout))
@@ -62,7 +62,7 @@ def softmax(
         reference = gl.where(latest == float("-inf"), 0.0, latest)
     if scores.near is not None:
         reference_here = gl.expand_dims(gl.convert_layout(reference, gl.SliceLayout(1, ahead.type.layout)), 1) - ahead
-        p = gl.exp2(_by_threads(s) * unit - gl.expand_dims(gl.expand_dims(reference_here, 1), 3))
+        p = gl.exp2(by_threads(s) * unit - gl.expand_dims(gl.expand_dims(reference_here, 1), 3))
         p = gl.convert_layout(gl.reshape(p, s.shape), s.type.layout)
     elif LINEAR:
         p = gl.exp2(s * unit - gl.expand_dims(reference, 1))
@@ -82,12 +82,6 @@ def row_maxima(s, THREES: gl.constexpr):
     else:
         found = gl.max(s, 1)
     return found
-
-
-@gluon.jit
-def _by_threads(s):
-    """(rows, ·, threads, 2): what each of the four threads has that share a row."""
-    return gl.reshape(s, [s.shape[0], s.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
