@@ -132,8 +132,10 @@ def contenders(case: Case, flex: bool) -> list[Contender]:
 
 def flex_attention(length: int, causal: bool) -> Attention:
     """Compiled for this shape alone."""
+    from torch._functorch import config as functorch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    functorch.donated_buffer = False  # a graph's backward is timed again and again
     torch.compiler.reset()  # else shapes before this one count against the number of recompilations
     compiled = torch.compile(flex_attention, dynamic=False)
     mask = None
