@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -77,6 +77,16 @@ class Call:
     def packed(self) -> bool:
         """Whether the sequences are packed one after the other, by cu_seqlens."""
         return self.cu_seqlens_q is not None
+
+    @property
+    def sequences(self) -> int:
+        """That are packed; 1 where none are."""
+        return 1 if self.cu_seqlens_q is None else len(self.cu_seqlens_q) - 1
+
+    def tiles(self, of: Literal["q", "k"], size: int) -> int:
+        """Of a head's queries or keys; packed, as many as there can be, whatever the lengths."""
+        length = (self.q if of == "q" else self.k).shape[2]
+        return -(-length // size) + (self.sequences if self.packed else 0)
 
 
 class Gradients(NamedTuple):

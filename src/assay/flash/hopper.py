@@ -61,8 +61,7 @@ def adds_up(call: Call) -> bool:
     """Whether the same kernel does dQ, too: adding it up in memory, unless `alone` in another order every time."""
     if not takes_backward(call) or call.batch_invariant:
         return False
-    sequences = 1 if call.cu_seqlens_k is None else len(call.cu_seqlens_k) - 1
-    short = call.k.shape[2] <= SHORT[padded(call.q.shape[3])] * sequences
+    short = call.k.shape[2] <= SHORT[padded(call.q.shape[3])] * call.sequences
     same_bits = call.deterministic or torch.are_deterministic_algorithms_enabled()
     return alone(call) or not (short or same_bits)
 
@@ -110,9 +109,8 @@ def backward(
 ) -> None:
     """Fill `dk` and `dv`; with `dq_sums` also `dq`."""
     q, k, v, dout, log2_lse, delta = tensors
-    batches, heads, queries, dim = q.shape
-    block, kv_heads, cu = padded(dim), k.shape[1], call.cu_seqlens_k
-    blocks = triton.cdiv(k.shape[2], KEYS) + (0 if cu is None else len(cu) - 1)
+    (batches, heads), dim = q.shape[:2], q.shape[3]
+    block, kv_heads, blocks = padded(dim), k.shape[1], call.tiles("k", KEYS)
     room = log2_lse.shape[1]
     works = batches * kv_heads * (1 if dq_sums is not None and alone(call) else blocks)
     attention_backward_hopper[(min(works, processors(q.device.index)),)](
@@ -145,8 +143,7 @@ def backward(
         num_warps=4,
     )
     if dq_sums is not None:
-        cu = call.cu_seqlens_q
-        blocks = triton.cdiv(queries, ROWS) + (0 if cu is None else len(cu) - 1)
+        blocks = call.tiles("q", ROWS)
         attention_cast_dq[(blocks * 2 * (block // 64), heads, batches)](
             dq_sums, dq, dq.stride()[:3], places(call, "q", blocks, ROWS), span, call.scale, room,
             heads, dim, block,
@@ -164,8 +161,7 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
     dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
     large = max(dim, value_dim) > 128
     batches, heads = q.shape[:2]
-    cu = call.cu_seqlens_q
-    blocks = triton.cdiv(q.shape[2], ROWS) + (0 if cu is None else len(cu) - 1)
+    blocks = call.tiles("q", ROWS)
     attention_backward_q_hopper[(min(blocks * batches * heads, processors(q.device.index)),)](
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),
@@ -207,8 +203,7 @@ def backward_kv_large(
     """Fill `dk` and `dv`."""
     q, k, v, dout, log2_lse, delta = tensors
     batches, kv_heads = k.shape[:2]
-    cu = call.cu_seqlens_k
-    blocks = triton.cdiv(k.shape[2], KEYS_LARGE) + (0 if cu is None else len(cu) - 1)
+    blocks = call.tiles("k", KEYS_LARGE)
     attention_backward_kv_large[(min(blocks * batches * kv_heads, processors(q.device.index)),)](
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),

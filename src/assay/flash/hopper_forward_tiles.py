@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 
 from assay.flash import hopper
 from assay.flash.call import Call
@@ -39,8 +38,8 @@ def forward(
     """Fill `out` and `lse`."""
     shape = shape_of(call)
     batches, heads = q.shape[:2]
-    rows, cu = 64 * shape.consumers, call.cu_seqlens_q
-    blocks = triton.cdiv(q.shape[2], rows) + (0 if cu is None else len(cu) - 1)
+    rows = 64 * shape.consumers
+    blocks = call.tiles("q", rows)
     attention_forward_tiles[(min(blocks * batches * heads, hopper.processors(q.device.index)),)](
         gluon_tiles(q, 64),
         gluon_tiles(k, shape.columns),
@@ -84,9 +83,8 @@ def _few_keys(call: Call) -> bool:
     """Whether a mask leaves a row few."""
     if call.left is None and call.right is None:
         return False
-    sequences = 1 if call.cu_seqlens_q is None else len(call.cu_seqlens_q) - 1
     window = call.left is not None and call.right is not None and call.left + call.right < SHORT
-    return window or call.q.shape[2] <= SHORT * sequences
+    return window or call.q.shape[2] <= SHORT * call.sequences
 
 
 @cache

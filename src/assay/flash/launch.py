@@ -76,7 +76,7 @@ def _as_decoding(call: Call) -> decode.CacheCall:
 def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
     q, k, v = _positive_scale(call)
     tile = tile_for("forward", call)
-    attention_forward[_grid(call, call.cu_seqlens_q, q.shape[2], q.shape[1], tile.rows)](
+    attention_forward[(call.tiles("q", tile.rows), q.shape[1], q.shape[0])](
         tiles(q, tile.rows),
         tiles(k, tile.columns),
         tiles(v, tile.columns),
@@ -144,9 +144,9 @@ def _prepared(
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
     rows = 64 if cu is None else LARGEST_ROWS
     zeros = None if sums is None or hopper.overwrites(call) else sums
-    grid = _grid(call, cu, room if cu is None else queries, heads, rows)
-    attention_prepare_backward[grid](
-        out, dout, lse, dlse, log2_lse, delta, zeros, *strides, places(call, "q", grid[0], rows),
+    blocks = triton.cdiv(room, rows) if cu is None else call.tiles("q", rows)
+    attention_prepare_backward[(blocks, heads, batch)](
+        out, dout, lse, dlse, log2_lse, delta, zeros, *strides, places(call, "q", blocks, rows),
         _span(call), room, heads, dim, padded(dim), rows, num_warps=rows // 16,
     )  # fmt: skip
     return log2_lse, delta, sums
@@ -172,7 +172,7 @@ def _backward_kv(
     for wanted in ("k", "v") if large else ("kv",):
         tile = tile_for(f"backward_{wanted}", call)
         matrices, rows = _all_tiles(tensors, tile)
-        attention_backward_kv[_grid(call, call.cu_seqlens_k, dk.shape[2], dk.shape[1], tile.columns)](
+        attention_backward_kv[(call.tiles("k", tile.columns), dk.shape[1], dk.shape[0])](
             *matrices,
             dk,
             dv,
@@ -196,7 +196,7 @@ def _backward_kv(
 def _backward_q(call: Call, tensors: hopper.Tensors, dq: torch.Tensor, rest: tuple[Any, ...]) -> None:
     tile = tile_for("backward_q", call)
     matrices, rows = _all_tiles(tensors, tile)
-    attention_backward_q[_grid(call, call.cu_seqlens_q, dq.shape[2], dq.shape[1], tile.rows)](
+    attention_backward_q[(call.tiles("q", tile.rows), dq.shape[1], dq.shape[0])](
         *matrices,
         dq,
         dq.stride()[:3],
@@ -329,10 +329,3 @@ def _bias_grid(call: Call, bias: torch.Tensor, tile: Tile) -> tuple[tuple[int, i
     own = [size == full for size, full in zip(bias.shape, lengths, strict=True)]
     batches, heads, rows, columns = (count if mine else 1 for count, mine in zip(blocks, own, strict=True))
     return (rows * columns, heads, batches), tuple(1 if mine else n for n, mine in zip(blocks, own, strict=True))
-
-
-def _grid(call: Call, cu: torch.Tensor | None, length: int, heads: int, size: int) -> tuple[int, int, int]:
-    """Blocks of rows (or keys), heads, batch. Packed: as many blocks as there can be, whatever the lengths."""
-    if cu is None:
-        return triton.cdiv(length, size), heads, call.q.shape[0]
-    return triton.cdiv(length, size) + len(cu) - 1, heads, 1
