@@ -249,6 +249,7 @@ def test_parts_of_a_call() -> None:
     bias, slopes, sinks = torch.randn(6, 4, 5, 5).double(), torch.rand(6, 4), torch.randn(4)
     some, one = slice(2, 4), slice(1, 2)
     two_sequences, one_head = Part(some, slice(0, 2), 2), Part(one, one, 2)
+    assert [one_head.first_head(count) for count in (2, 1)] == [2, 1]  # of Q's and of K's
     hows: list[dict[str, Any]] = [
         {"bias": bias, "slopes": slopes, "sinks": sinks},
         {"bias": bias[:1], "slopes": slopes[0]},
