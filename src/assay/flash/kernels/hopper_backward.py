@@ -31,9 +31,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce, slot_of, slots, stage_of
+from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce, stage_of
 from assay.flash.kernels.hopper_backward_sums import NOWHERE, add_q, last_q, multiply_q, place_of_sums
-from assay.flash.kernels.hopper_keys import blocks_of, work_of
+from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     count: Any
     """Tiles before it."""
     first: Any
-    """D 64: its first step, if dQ of the tile before is multiplied then, else −1."""
+    """Its first step, if dQ of the tile before is multiplied then, else −1."""
     last: Any
     """Its last step."""
 
@@ -104,25 +104,25 @@ def give(ds, buffer):
 
 
 @gluon.jit
-def multiply_s(step, buffers, consumer: gl.constexpr):
+def multiply_s(step, at, buffers, consumer: gl.constexpr):
     """K·Qᵀ of 64 rows at D 128, in flight."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     stage, phase = stage_of(step)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     mbarrier.wait(buffers.q_full.index(stage), phase)
-    k = buffers.k.index(consumer + nothing(step))
+    k = buffers.k.index((at.count & 1) * 2 + consumer + nothing(step))
     return warpgroup_mma(k, buffers.q.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def slot_before(step, at):
-    """D 64: which of the two tiles of K the block before was multiplied with."""
+    """Which of the two tiles of K the block before was multiplied with."""
     return (at.count - (step == at.first).to(gl.int32)) & 1
 
 
 @gluon.jit
 def step_128(
-    step, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores,
+    step, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores,
     consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     """A block of 64 rows at D 128, given its S; S of the next is returned, unless it is the LAST of a tile.
@@ -160,13 +160,15 @@ def step_128(
         fence_async_shared()
         mbarrier.arrive(buffers.ds_full.index(after), count=1)
         mbarrier.wait(buffers.ds_full.index(stage), phase)
-        dq = multiply_q(buffers, nothing(step), stage, consumer, 128)
+        dq = multiply_q(buffers, slot_before(step, at), stage, consumer, 128)
     dk = warpgroup_mma(gl.convert_layout(ds, OPERAND), q, dk, is_async=True)
     if not LAST:
-        s = multiply_s(step + 1, buffers, consumer)
+        s = multiply_s(step + 1, at, buffers, consumer)
     if ADD_Q:
         dq = warpgroup_mma_wait(1 if LAST else 2, deps=(dq,))
         mbarrier.arrive(buffers.ds_empty.index(stage), count=1)
+        if step == at.first:
+            mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dk = warpgroup_mma_wait(0 if LAST else 1, deps=(dk,))
     mbarrier.arrive(buffers.q_empty.index(stage), count=1)
@@ -243,7 +245,7 @@ def consume(
     dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span, scores,
     gradient_scale, room, batches, heads, kv_heads, group, together,
     consumer: gl.constexpr, DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ADD_Q: gl.constexpr,
-    ALONE: gl.constexpr, FRESH: gl.constexpr,
+    ALONE: gl.constexpr, FRESH: gl.constexpr, APART: gl.constexpr,
 ):  # fmt: skip
     """Its 64 keys of tile after tile, over all rows that see them."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -268,18 +270,18 @@ def consume(
         dk = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
         dv = gl.zeros([ROWS, BLOCK_DIM], gl.float32, SUMS)
         head = work.kv_head * group
-        block = work.begin
+        first = first_block(work, KEYS, APART)
+        block = first
         # Tiles of 64 × 64: D 128 has two beside each other, D 64 two one below the other.
         line = ((work.batch * heads + head) * room + work.line) // SIZE
         place = (line + block) * 2 + consumer
         slope = slope_of(scores, work, heads, head)
         at = Place(count, gl.where(count > 0, step, -1), step + (work.end - work.begin) * group - 1)
-        slot, phase = slot_of(count, BLOCK_DIM)
+        slot, phase = stage_of(count)
         mbarrier.wait(buffers.k_full.index(slot), phase)
         if BLOCK_DIM == 128:
-            s = multiply_s(step, buffers, consumer)
+            s = multiply_s(step, at, buffers, consumer)
             s = warpgroup_mma_wait(0, deps=(s,))
-            before = NOWHERE
         mbarrier.wait(buffers.v_full.index(consumer), count & 1)
         if BLOCK_DIM == 64:
             v = buffers.v.index(consumer).load(OPERAND)
@@ -288,10 +290,12 @@ def consume(
             gl.thread_barrier()
             mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
         for now in range(step, at.last + (0 if BLOCK_DIM == 128 else 1)):
-            block, head, place, slope = next_head(block, head, place, slope, work, scores, heads, room // SIZE, group)
+            block, head, place, slope = go_round(
+                block, head, place, slope, first, now > step, work, scores, heads, room // SIZE, group, APART
+            )
             if BLOCK_DIM == 128:
                 s, dk, dv = step_128(
-                    now, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
+                    now, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
                     FRESH, False,
                 )  # fmt: skip
             else:
@@ -303,20 +307,17 @@ def consume(
             block += 1
             place += 2
         if BLOCK_DIM == 128:
-            block, head, place, slope = next_head(block, head, place, slope, work, scores, heads, room // SIZE, group)
+            block, head, place, slope = go_round(
+                block, head, place, slope, first, at.last > step, work, scores, heads, room // SIZE, group, APART
+            )
             s, dk, dv = step_128(
-                at.last, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
+                at.last, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
                 FRESH, True,
             )  # fmt: skip
             before = place_of_sums(place, work, FRESH)
         step = at.last + 1
-        # At D 128 at once, as there is room for one K; the next tile's first step multiplies it again, for NOWHERE.
-        if BLOCK_DIM == 128 and ADD_Q:
-            dq = last_q(step, 0, buffers, consumer, BLOCK_DIM)
-        if BLOCK_DIM == 128 or not ADD_Q:
+        if not ADD_Q:
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
-        if BLOCK_DIM == 128 and ADD_Q:
-            add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
         rows_at = work.batch, work.kv_head, work.before_k, work.first_key + consumer * ROWS, work.len_k
         LEAVING: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_DIM], dtype)
         out = buffers.out.index(consumer)._reinterpret(dtype, [PARTS, ROWS, BLOCK_DIM], LEAVING)
@@ -327,20 +328,23 @@ def consume(
         write(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
         tile = next_tile(buffers, count)
         count += 1
-    if BLOCK_DIM == 64 and ADD_Q and step > 0:
+    if ADD_Q and step > 0:
         dq = last_q(step, (count - 1) & 1, buffers, consumer, BLOCK_DIM)
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     tma.store_wait(0)
 
 
 @gluon.jit
-def next_head(block, head, place, slope, work, scores, heads, blocks, group):
-    """After the last block of rows, the first of the next query head of the group, so many `blocks` on."""
-    if group != 1:  # noqa: SIM102 - 1 is known when this is compiled
+def go_round(block, head, place, slope, first, begun, work, scores, heads, blocks, group, APART: gl.constexpr):
+    """After the last block of rows comes the first; after all, those of the group's next query head, `blocks` on."""
+    if APART or group != 1:  # noqa: SIM102 - known when this is compiled
         if block == work.end:
             block = work.begin
+            place -= (work.end - work.begin) * 2
+    if group != 1:  # noqa: SIM102
+        if begun & (block == first):
             head += 1
-            place += (blocks - (work.end - work.begin)) * 2
+            place += blocks * 2
             slope = slope_of(scores, work, heads, head)
     return block, head, place, slope
 
@@ -370,18 +374,19 @@ def attention_backward_hopper(
     """
     dtype: gl.constexpr = q_tiles.dtype
     PARTS: gl.constexpr = 128 // BLOCK_DIM
-    SLOTS: gl.constexpr = slots(BLOCK_DIM)
+    ALL_SEE: gl.constexpr = span.left is None and span.right is None
+    APART: gl.constexpr = ADD_Q and not ALONE and BLOCK_DIM == 128 and ALL_SEE  # at D 64 it gains nothing
     buffers = Buffers(
         q=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
         do=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
         lse=lines(STAGES * PARTS, ROWS),
         delta=lines(STAGES * PARTS, ROWS),
-        k=shared(dtype, 2 * SLOTS, ROWS, BLOCK_DIM),
+        k=shared(dtype, 2 * STAGES, ROWS, BLOCK_DIM),
         v=shared(dtype, 2, ROWS, BLOCK_DIM),
         ds=shared(dtype, STAGES * 2 * PARTS if ADD_Q else 1, ROWS, ROWS),
         out=shared(dtype, 2, PARTS * ROWS, BLOCK_DIM),
-        k_full=barriers(SLOTS, 2),
-        k_empty=barriers(SLOTS, 2),
+        k_full=barriers(STAGES, 2),
+        k_empty=barriers(STAGES, 2),
         v_full=barriers(2, 1),
         v_empty=barriers(2, 1),
         q_full=barriers(STAGES, 2 * PARTS),
@@ -399,13 +404,13 @@ def attention_backward_hopper(
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span,
-                       room, batches, heads, kv_heads, group, together, PARTS, ALONE)),
+                       room, batches, heads, kv_heads, group, together, PARTS, ALONE, APART)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
                        scores, gradient_scale, room, batches, heads, kv_heads, group, together, 0, DIM, VALUE_DIM,
-                       BLOCK_DIM, ADD_Q, ALONE, FRESH)),
+                       BLOCK_DIM, ADD_Q, ALONE, FRESH, APART)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
                        scores, gradient_scale, room, batches, heads, kv_heads, group, together, 1, DIM, VALUE_DIM,
-                       BLOCK_DIM, ADD_Q, ALONE, FRESH)),
+                       BLOCK_DIM, ADD_Q, ALONE, FRESH, APART)),
         ],
         [4, 4],
         [240, 240],

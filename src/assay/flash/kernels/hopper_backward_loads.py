@@ -9,7 +9,7 @@ import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from assay.flash.kernels.hopper_keys import blocks_of, work_of
+from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
 from assay.flash.kernels.hopper_shared import ROWS, clean, tell_tile
 from assay.flash.kernels.hopper_tiles import claim
 
@@ -25,7 +25,7 @@ class Buffers(NamedTuple):
     lse: Any
     delta: Any
     k: Any
-    """One tile at D 128. At D 64 two: the next one's first S and this one's last dQ are computed together."""
+    """Two tiles: the next one's first S and this one's last dQ are computed in the same step."""
     v: Any
     """One tile; each consumer reads its own half only."""
     ds: Any
@@ -54,21 +54,8 @@ class Buffers(NamedTuple):
 
 @gluon.jit
 def stage_of(step):
-    """Of the two, which one a step has, and in which phase its barriers are."""
+    """Of the two, which one a step has, or a tile for its K, and in which phase its barriers are."""
     return step & 1, (step >> 1) & 1
-
-
-@gluon.constexpr_function
-def slots(BLOCK_DIM):
-    """Tiles of K that there is room for."""
-    return 128 // BLOCK_DIM
-
-
-@gluon.jit
-def slot_of(count, BLOCK_DIM: gl.constexpr):
-    """Of those, which one a tile has, and in which phase its barriers are."""
-    SLOTS: gl.constexpr = slots(BLOCK_DIM)
-    return count % SLOTS, (count // SLOTS) & 1
 
 
 @gluon.jit
@@ -114,7 +101,7 @@ def bring_rows(
 def produce(
     q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span, room, batches, heads,
     kv_heads, group, together,
-    PARTS: gl.constexpr, ALONE: gl.constexpr,
+    PARTS: gl.constexpr, ALONE: gl.constexpr, APART: gl.constexpr,
 ):  # fmt: skip
     """Tile after tile: K and V, and block after block of rows, each into the place the consumers left longest ago."""
     PACKED: gl.constexpr = places is not None
@@ -128,10 +115,12 @@ def produce(
     while tile < tiles:
         work = work_of(tile, places, span, batches, kv_heads, together, KEYS, SIZE)
         begin = step
+        first = first_block(work, KEYS, APART)
         for member in range(group):
             head = work.kv_head * group + member
             line = (work.batch * heads + head) * room + work.line
-            for block in range(work.begin, work.end):
+            for number in range(first, first + work.end - work.begin):
+                block = gl.where(number < work.end, number, number - (work.end - work.begin))
                 stage, phase = stage_of(step)
                 rows_at = work, head, line, block, stage, phase
                 cleaned = bring_rows(
@@ -142,19 +131,19 @@ def produce(
                     do_tiles, delta_lines, buffers.do, buffers.delta, buffers.do_full, buffers.do_empty, buffers.raw,
                     *rows_at, cleaned, PACKED, PARTS,
                 )  # fmt: skip
-                if step == begin:  # V and K of the last tile are left after this dO's place was
-                    for i in gl.static_range(2):
-                        mbarrier.wait(buffers.v_empty.index(i), (count & 1) ^ 1)
-                        cleaned = bring(
-                            v_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
-                            buffers.v_full.index(i), buffers.raw, buffers.v.index(i), cleaned, PACKED,
-                        )  # fmt: skip
-                    slot, phase = slot_of(count, 128 // PARTS)
+                if step == begin:  # V of the last tile is left after this dO's place was
+                    slot, phase = stage_of(count)
                     mbarrier.wait(buffers.k_empty.index(slot), phase ^ 1)
                     for i in gl.static_range(2):
                         cleaned = bring(
                             k_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
                             buffers.k_full.index(slot), buffers.raw, buffers.k.index(slot * 2 + i), cleaned, PACKED,
+                        )  # fmt: skip
+                    for i in gl.static_range(2):
+                        mbarrier.wait(buffers.v_empty.index(i), (count & 1) ^ 1)
+                        cleaned = bring(
+                            v_tiles, work.batch, work.kv_head, work.before_k, work.first_key + i * ROWS, work.len_k,
+                            buffers.v_full.index(i), buffers.raw, buffers.v.index(i), cleaned, PACKED,
                         )  # fmt: skip
                 step += 1
         if ALONE:

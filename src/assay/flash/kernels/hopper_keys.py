@@ -35,6 +35,15 @@ class Work(NamedTuple):
 
 
 @gluon.jit
+def first_block(work, KEYS: gl.constexpr, APART: gl.constexpr):
+    """Of rows, where a tile begins; APART: each at another, so that not all add to the same dQ at the same time."""
+    first = work.begin
+    if APART:
+        first += work.first_key // KEYS % (work.end - work.begin)
+    return first
+
+
+@gluon.jit
 def blocks_of(places, span, KEYS: gl.constexpr):
     """Blocks of keys of a head. Packed: `places` begins with their number: see `count_places`."""
     if places is None:
