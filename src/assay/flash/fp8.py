@@ -131,20 +131,25 @@ def shared_scales(scales: Tensor, scaling: str) -> Tensor:
 
 
 @cache
-def signed_hadamard(dim: int) -> Tensor:
-    """(D, D) of ±1: the Hadamard matrix, its rows with random signs, the same ones every time."""
+def hadamard(dim: int) -> Tensor:
+    """(D, D) of ±1."""
     bits = torch.arange(dim)
     both = bits[:, None] & bits[None, :]
     odd = torch.zeros_like(both)
     for i in range(dim.bit_length()):
         odd ^= (both >> i) & 1
-    signs = torch.randint(0, 2, (dim, 1), generator=torch.Generator().manual_seed(_SIGN_SEED)) * 2 - 1
-    return ((1 - 2 * odd) * signs).float()
+    return (1 - 2 * odd).float()
+
+
+@cache
+def signs(dim: int) -> Tensor:
+    """(D,) of ±1: random, the same ones every time."""
+    return (torch.randint(0, 2, (dim,), generator=torch.Generator().manual_seed(_SIGN_SEED)) * 2 - 1).float()
 
 
 def rotation(dim: int) -> Tensor:
     """(D, D) orthogonal, FP32, for D a power of two: x @ rotation(D) spreads every entry of x over its whole row."""
-    return signed_hadamard(dim) * float(dim**-0.5)
+    return signs(dim)[:, None] * hadamard(dim) * float(dim**-0.5)
 
 
 def room(dim: int) -> int:

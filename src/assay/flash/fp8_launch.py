@@ -40,14 +40,14 @@ def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, tran
     scales = torch.empty(batch, heads, grid[0], dtype=torch.float32, device=x.device)
     if x.numel() == 0:
         return scales.fill_(1.0)
-    matrix = _matrix(room(dim), x.dtype, x.device) if rotate else None
+    turns = _turns(room(dim), x.dtype, x.device) if rotate else None
     largest = torch.finfo(fp8.dtype).max
 
     def run(out: torch.Tensor | None, scales: torch.Tensor, given: bool) -> None:
         quantize_block[grid](
             x,
             x.stride(),
-            matrix,
+            turns,
             scales,
             out,
             rows,
@@ -58,7 +58,7 @@ def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, tran
             quantisation.SMALLEST,
             given,
             transposed,
-            num_warps=8,
+            num_warps=4,
         )
 
     if fp8.scaling == "block":
@@ -71,8 +71,9 @@ def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, tran
 
 
 @cache
-def _matrix(dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return quantisation.signed_hadamard(dim).to(device, dtype)
+def _turns(dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(D / 64, 64, 64) of ±1: Hadamard's matrix of 64 with the signs of each 64 rows of the rotation."""
+    return (quantisation.signs(dim).view(-1, 64, 1) * quantisation.hadamard(64)).to(device, dtype)
 
 
 def forward(

@@ -1,6 +1,6 @@
 """To 8 bits in one reading: rotation, the largest number of a block, its scale, the cast; V also transposed."""
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator, assignment, misc, unreachable"
 from __future__ import annotations
 
 import triton
@@ -24,10 +24,29 @@ def in_thread_order(keys: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def rotated(parts: tl.tuple, turns: tl.tensor) -> tl.tuple:
+    """Parts of 64 dimensions, together times `fp8.rotation`: each times the signed Hadamard matrix of its 64 rows, then
+    sums and differences of parts.
+    """
+    number: tl.constexpr = len(parts)
+    places = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    turned = ()
+    for i in tl.static_range(number):
+        turn = tl.load(turns + i * 4096 + places)
+        turned += (tl.dot(parts[i], turn, input_precision="ieee") * ((64 * number) ** -0.5),)
+    if number == 2:
+        turned = (turned[0] + turned[1], turned[0] - turned[1])
+    if number == 4:
+        a, b, c, d = turned[0] + turned[1], turned[0] - turned[1], turned[2] + turned[3], turned[2] - turned[3]
+        turned = (a + c, b + d, a - c, b - d)
+    return turned
+
+
+@triton.jit
 def quantize_block(
     x: tl.tensor,
     x_strides: tl.tuple,
-    matrix: tl.tensor,
+    turns: tl.tensor,
     scales: tl.tensor,
     out: tl.tensor,
     rows: tl.tensor,
@@ -42,34 +61,41 @@ def quantize_block(
     """Grid: blocks of rows, heads, batch.
 
     Scales are (B, H, blocks), read if GIVEN, else written. `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
-    (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. `matrix` is ±1, or None.
+    (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. For `turns`, which may be None, see
+    `rotated`: with them 64 dimensions are taken at a time, else all at once.
     """
+    PARTS: tl.constexpr = 1 if turns is None else BLOCK_DIM // 64
+    WIDTH: tl.constexpr = BLOCK_DIM // PARTS
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     line = batch * tl.num_programs(1) + head
     row = block * ROWS + tl.arange(0, ROWS)[:, None]
-    dim = tl.arange(0, BLOCK_DIM)[None, :]
+    dim = tl.arange(0, WIDTH)[None, :]
     x += batch.to(tl.int64) * x_strides[0] + head.to(tl.int64) * x_strides[1]
-    there = (row < rows) & (dim < DIM)
-    numbers = tl.load(x + row.to(tl.int64) * x_strides[2] + dim * x_strides[3], mask=there, other=0.0)
-    if matrix is not None:
-        turn = tl.load(matrix + tl.arange(0, BLOCK_DIM)[:, None] * BLOCK_DIM + dim)
-        numbers = tl.dot(numbers, turn, input_precision="ieee") * (BLOCK_DIM**-0.5)
-    else:
-        numbers = numbers.to(tl.float32)
+    x += row.to(tl.int64) * x_strides[2]
+    parts = ()
+    for i in tl.static_range(PARTS):
+        there = (row < rows) & (i * WIDTH + dim < DIM)
+        parts += (tl.load(x + (i * WIDTH + dim) * x_strides[3], mask=there, other=0.0),)
+    if turns is not None:
+        parts = rotated(parts, turns)
     scales += line * tl.num_programs(0) + block
     if GIVEN:
         scale = tl.load(scales)
     else:
-        largest = tl.max(tl.max(tl.abs(numbers), 1), 0)
+        largest = tl.abs(parts[0].to(tl.float32))
+        for i in tl.static_range(1, PARTS):
+            largest = tl.maximum(largest, tl.abs(parts[i]))
+        largest = tl.max(tl.max(largest, 1), 0)
         scale = power_of_two(tl.maximum(tl.div_rn(largest, LARGEST), SMALLEST))
         tl.store(scales, scale)
     if out is not None:
-        values = (numbers * (1.0 / scale)).to(out.dtype.element_ty)
-        if TRANSPOSED:
-            out += line.to(tl.int64) * BLOCK_DIM * tl.num_programs(0) * ROWS
-            values = in_thread_order(tl.trans(values))
-            key = block * ROWS + tl.arange(0, ROWS)[None, :]
-            tl.store(out + tl.arange(0, BLOCK_DIM)[:, None].to(tl.int64) * (tl.num_programs(0) * ROWS) + key, values)
-        else:
-            out += line.to(tl.int64) * rows * BLOCK_DIM
-            tl.store(out + row.to(tl.int64) * BLOCK_DIM + dim, values, mask=row < rows)
+        for i in tl.static_range(PARTS):
+            values = (parts[i].to(tl.float32) * (1.0 / scale)).to(out.dtype.element_ty)
+            if TRANSPOSED:
+                place = out + line.to(tl.int64) * BLOCK_DIM * tl.num_programs(0) * ROWS
+                place += tl.arange(0, WIDTH)[:, None].to(tl.int64) * (tl.num_programs(0) * ROWS)
+                key = block * ROWS + tl.arange(0, ROWS)[None, :]
+                tl.store(place + key, in_thread_order(tl.trans(values)))
+            else:
+                place = out + line.to(tl.int64) * rows * BLOCK_DIM + row.to(tl.int64) * BLOCK_DIM
+                tl.store(place + i * WIDTH + dim, values, mask=row < rows)
