@@ -21,9 +21,15 @@ FAULTS = {
     ),
     "K given back before the last dQ has read it": (
         KERNEL,
-        "            dq = last_q(step, 0,",
-        "            mbarrier.arrive(buffers.k_empty.index(slot), count=1)\n            dq = last_q(step, 0,",
+        "        if not ADD_Q:\n",
+        "        if True:\n",
         "Race: race on",
+    ),
+    "dQ of rows that come after the last one, behind it": (
+        KERNEL,
+        "            place -= (work.end - work.begin) * 2\n",
+        "",
+        "AssertionError: ",
     ),
     "dS given back before dQ has read it": (
         KERNEL,
@@ -52,8 +58,8 @@ FAULTS = {
     ),
     "dQ of a head's last keys forgotten": (
         KERNEL,
-        "    if BLOCK_DIM == 64 and ADD_Q and step > 0:\n",
-        "    if BLOCK_DIM == 64 and ADD_Q and step < 0:\n",
+        "    if ADD_Q and step > 0:\n",
+        "    if ADD_Q and step < 0:\n",
         "AssertionError: dq:",
     ),
 }
