@@ -135,6 +135,28 @@ def test_few_long_tiles_go_together(
 
 
 @pytest.mark.parametrize(
+    ("keys", "dim", "how", "expected"),
+    [
+        (2048, 128, {}, 4),
+        (2048, 128, {"right": 0}, 16),
+        (2048, 256, {"right": 0}, 8),
+        (8192, 128, {"right": 0}, 4),
+        (8192, 128, {"left": 1023, "right": 0}, 32),
+        (2048, 64, {"right": 0}, 4),
+    ],
+    ids=["equal", "16 tiles of a head", "a cache of 16 MB", "long", "8 short tiles of a head", "three consumers"],
+)
+def test_heads_go_together_so_that_short_tiles_are_last(
+    monkeypatch: pytest.MonkeyPatch, keys: int, dim: int, how: dict[str, int], expected: int
+) -> None:
+    """On 132 processors, with two tiles for each, as a power of 2."""
+    monkeypatch.setattr(hopper, "processors", lambda index: 132)
+    q = torch.empty(1, 16, keys, dim, dtype=torch.bfloat16)
+    call = Call(q=q, k=q, v=q, scale=1.0, **how)
+    assert hopper_forward_tiles.together(call, hopper_forward_tiles.shape_of(call)) == expected
+
+
+@pytest.mark.parametrize(
     ("keys", "dim", "deterministic", "expected"),
     [(1024, 128, False, False), (1025, 128, False, True), (1025, 128, True, False), (1024, 64, False, True)],
 )

@@ -79,6 +79,11 @@ class Call:
         return self.cu_seqlens_q is not None
 
     @property
+    def masked(self) -> bool:
+        """Whether rows may not see all keys of their sequence."""
+        return self.left is not None or self.right is not None
+
+    @property
     def sequences(self) -> int:
         """That are packed; 1 where none are."""
         return 1 if self.cu_seqlens_q is None else len(self.cu_seqlens_q) - 1

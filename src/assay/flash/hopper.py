@@ -92,7 +92,7 @@ def together(call: Call) -> int:
     """
     blocks, slots = triton.cdiv(call.k.shape[2], KEYS), processors(call.q.device.index)
     few = call.k.shape[0] * call.k.shape[1] * blocks < FEW * slots
-    if not few or alone(call) or (call.left is None and call.right is None):
+    if not few or alone(call) or not call.masked:
         return 1
     return int(triton.cdiv(2 * slots, blocks)) | 1
 

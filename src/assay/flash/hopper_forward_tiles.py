@@ -15,6 +15,8 @@ from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.places import places
 
+HEADS, CACHE = 4, 16 << 20
+"""At least so many go together; bytes of K and V that stay in the L2 cache."""
 SHORT = 1024
 """Up to this long, packed in the mean, masked sequences are cut into tiles of 128 rows, also at small heads; windows,
 up to this wide."""
@@ -56,11 +58,30 @@ def forward(
         batches,
         heads,
         call.group,
+        together(call, shape),
         padded(q.shape[3]),
         shape,
         160 if shape.consumers == 3 else 240,
         num_warps=4,
     )
+
+
+def together(call: Call, shape: Shape) -> int:
+    """Heads whose tiles go together, the long ones first.
+
+    Where a mask makes tiles unequal, CTAs end at the same time if many short ones come last: as many heads, then, as
+    have two of those for each processor, and K and V that stay in the cache. A power of 2, as numbers of heads mostly
+    are: a last group of few would end with long ones. For three consumers it gains nothing.
+    """
+    if not call.masked or shape.consumers == 3:
+        return HEADS
+    keys = call.k.shape[2] // call.sequences
+    if call.left is not None and call.right is not None:
+        keys = min(keys, call.left + call.right + 1)
+    keys = max(keys, 1)
+    size = keys * (padded(call.q.shape[3]) + padded(call.v.shape[3])) * call.q.element_size() // call.group
+    two_each = 2 * hopper.processors(call.q.device.index) // -(-keys // (64 * shape.consumers))
+    return 1 << max(HEADS, min(two_each, CACHE // size)).bit_length() - 1
 
 
 def columns(call: Call) -> int:
@@ -81,7 +102,7 @@ def shape_of(call: Call) -> Shape:
 
 def _few_keys(call: Call) -> bool:
     """Whether a mask leaves a row few."""
-    if call.left is None and call.right is None:
+    if not call.masked:
         return False
     window = call.left is not None and call.right is not None and call.left + call.right < SHORT
     return window or call.q.shape[2] <= SHORT * call.sequences

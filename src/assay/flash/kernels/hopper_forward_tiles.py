@@ -120,7 +120,7 @@ def bring_block(
 @gluon.jit
 def produce(given, SHAPE: gl.constexpr):
     """Tile after tile: Q, then K and V block by block."""
-    q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group = given
+    q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group, together = given
     PACKED: gl.constexpr = places is not None
     COLUMNS: gl.constexpr = SHAPE.columns
     CONSUMERS: gl.constexpr = SHAPE.consumers
@@ -131,7 +131,7 @@ def produce(given, SHAPE: gl.constexpr):
     step = 0
     cleaned = 0
     while tile < tiles:
-        work, before_k = work_of(tile, places, span, batches, heads, TILE)
+        work, before_k = work_of(tile, places, span, batches, heads, together, TILE)
         tell(buffers.note, buffers.note_full, buffers.note_empty, count, work, PACKED)
         batch = gl.to_tensor(0) if PACKED else work.sequence
         for consumer in gl.static_range(CONSUMERS):
@@ -388,12 +388,14 @@ def attend(
         write(out_tiles, out, out_strides, upper, rows_at, buffer, PACKED, SHAPE.value_dim, SHAPE.out_columns)
 
 
-@gluon.jit(do_not_specialize=["batches", "heads", "group"])
+@gluon.jit(do_not_specialize=["batches", "heads", "group", "together"])
 def attention_forward_tiles(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads,
-    group, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr, REGISTERS: gl.constexpr,
+    group, together, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`."""
+    """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`; for
+    `together` see `work_of`.
+    """
     dtype: gl.constexpr = q_tiles.dtype
     CONSUMERS: gl.constexpr = SHAPE.consumers
     STAGES: gl.constexpr = SHAPE.stages
@@ -415,7 +417,7 @@ def attention_forward_tiles(
         note_empty=barriers(2, CONSUMERS),
     )
     fence_async_shared()
-    loads = q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group
+    loads = q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group, together
     rest = out_tiles, out, out_strides, lse, sinks, places, span, scores, heads, buffers
     if CONSUMERS == 2:
         gl.warp_specialize(

@@ -11,7 +11,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from assay.flash.kernels.hopper_shared import fields_of
 
-TOGETHER = gl.constexpr(4)  # heads
 FIELDS = gl.constexpr(6)  # of a note
 
 
@@ -53,14 +52,14 @@ def blocks_of(places, span, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def work_of(tile, places, span, batches, heads, ROWS: gl.constexpr):
+def work_of(tile, places, span, batches, heads, together, ROWS: gl.constexpr):
     """A tile's rows, and the keys of earlier sequences.
 
-    Tiles go by four heads, whose K and V stay in the cache; of these, those of late rows, which see more, go first.
+    Tiles go by so many heads `together`, whose K and V stay in the cache; of these, late rows, which see more, first.
     """
     blocks = blocks_of(places, span, ROWS)
-    first_head = tile // (blocks * TOGETHER) * TOGETHER
-    together = gl.minimum(batches * heads - first_head, TOGETHER)
+    first_head = tile // (blocks * together) * together
+    together = gl.minimum(batches * heads - first_head, together)
     number = tile - first_head * blocks
     late = number // together
     any_head = first_head + number - late * together
