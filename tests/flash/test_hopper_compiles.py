@@ -147,7 +147,7 @@ def test_few_long_tiles_go_together(
     ids=["equal", "16 tiles of a head", "a cache of 16 MB", "long", "8 short tiles of a head", "three consumers"],
 )
 def test_heads_go_together_so_that_short_tiles_are_last(
-    monkeypatch: pytest.MonkeyPatch, keys: int, dim: int, how: dict[str, int], expected: int
+    monkeypatch: pytest.MonkeyPatch, keys: int, dim: int, how: dict[str, Any], expected: int
 ) -> None:
     """On 132 processors, with two tiles for each, as a power of 2."""
     monkeypatch.setattr(hopper, "processors", lambda index: 132)
