@@ -237,6 +237,11 @@ def fp8(rng: Random, root: str) -> Case:
         return launch.quantize(x, how, True) if rotate else quantisation._quantize_plainly(x, how, False)
 
     def check() -> None:
+        for x in (call.q, call.k) if how.rotate else ():
+            got, plain = quantized(x, True).dequantized(), quantisation._quantize_plainly(x, how, True).dequantized()
+            close(
+                "rotated", got, plain, plain.abs() / 8 + 2.0**-9 * plain.abs().max()
+            )  # to the next number of three bits
         asked = call.q, call.k, call.v, call.sinks, call.scale, call.left, call.right, call.softcap
         out, lse = launch.forward(*asked, how)
         q, k = (quantized(x, how.rotate).dequantized().double() for x in (call.q, call.k))

@@ -272,10 +272,10 @@ def test_kernel_errs_by_the_cast_of_p(name: str, fp8: FP8) -> None:
 @pytest.mark.gpu
 @NEEDS_HOPPER
 @pytest.mark.parametrize("scaling", ["tensor", "head", "block"])
-@pytest.mark.parametrize("rotate", [False, True])
-def test_quantised_on_the_gpu(rotate: bool, scaling: str) -> None:
-    """The same bits as on the CPU, but where the rotation's sums of 128 round to the other side of a step."""
-    x, fp8 = draw(2, 3, 300, 128, dtype=torch.bfloat16), FP8(scaling=scaling)
+@pytest.mark.parametrize(("rotate", "dim"), [(False, 128), (True, 64), (True, 100), (True, 128), (True, 256)])
+def test_quantised_on_the_gpu(rotate: bool, dim: int, scaling: str) -> None:
+    """The same bits as on the CPU, but where the rotation's sums round to the other side of a step."""
+    x, fp8 = draw(2, 3, 300, dim, dtype=torch.bfloat16), FP8(scaling=scaling)
     here, there = quantize(x, fp8, rotate=rotate), quantize(x.cuda(), fp8, rotate=rotate)
     assert torch.equal(here.scales, there.scales.cpu())
     differ = (here.values.view(torch.uint8) != there.values.cpu().view(torch.uint8)).double().mean()

@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("triton")
 
 from assay.flash import fp8_launch, hopper, hopper_forward_tiles, launch
-from assay.flash.call import Call
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
 from tests.flash.machine_code import code_of, compiling, complaints, hurried, read, spills, unset
@@ -118,42 +117,6 @@ def test_backward_of_heads_alone(monkeypatch: pytest.MonkeyPatch, dim: int, name
     with on_hopper() as kernels:
         launch.backward(call, torch.zeros_like(call.q), torch.zeros(call.q.shape[:3]), call.q, None, False)
     check([kernel for kernel in kernels if "hopper" in kernel.name], full=call.slopes is not None)
-
-
-@pytest.mark.parametrize(
-    ("kv_heads", "how", "expected"),
-    [(4, {"right": 0}, 9), (4, {}, 1), (64, {"right": 0}, 1)],
-    ids=["few", "equal", "many"],
-)
-def test_few_long_tiles_go_together(
-    monkeypatch: pytest.MonkeyPatch, kv_heads: int, how: dict[str, Any], expected: int
-) -> None:
-    """Heads of 32 tiles on 132 processors: nine have two for each."""
-    monkeypatch.setattr(hopper, "processors", lambda index: 132)
-    q, k = (torch.empty(1, heads, 4096, 64, dtype=torch.bfloat16) for heads in (64, kv_heads))
-    assert hopper.together(Call(q=q, k=k, v=k, scale=1.0, **how)) == expected
-
-
-@pytest.mark.parametrize(
-    ("keys", "dim", "how", "expected"),
-    [
-        (2048, 128, {}, 4),
-        (2048, 128, {"right": 0}, 16),
-        (2048, 256, {"right": 0}, 8),
-        (8192, 128, {"right": 0}, 4),
-        (8192, 128, {"left": 1023, "right": 0}, 32),
-        (2048, 64, {"right": 0}, 4),
-    ],
-    ids=["equal", "16 tiles of a head", "a cache of 16 MB", "long", "8 short tiles of a head", "three consumers"],
-)
-def test_heads_go_together_so_that_short_tiles_are_last(
-    monkeypatch: pytest.MonkeyPatch, keys: int, dim: int, how: dict[str, Any], expected: int
-) -> None:
-    """On 132 processors, with two tiles for each, as a power of 2."""
-    monkeypatch.setattr(hopper, "processors", lambda index: 132)
-    q = torch.empty(1, 16, keys, dim, dtype=torch.bfloat16)
-    call = Call(q=q, k=q, v=q, scale=1.0, **how)
-    assert hopper_forward_tiles.together(call, hopper_forward_tiles.shape_of(call)) == expected
 
 
 @pytest.mark.parametrize(

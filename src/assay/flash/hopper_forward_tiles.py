@@ -79,9 +79,9 @@ def together(call: Call, shape: Shape) -> int:
     if call.left is not None and call.right is not None:
         keys = min(keys, call.left + call.right + 1)
     keys = max(keys, 1)
-    size = keys * (padded(call.q.shape[3]) + padded(call.v.shape[3])) * call.q.element_size() // call.group
+    size = keys * (padded(call.q.shape[3]) + padded(call.v.shape[3])) * call.q.element_size()
     two_each = 2 * hopper.processors(call.q.device.index) // -(-keys // (64 * shape.consumers))
-    return 1 << max(HEADS, min(two_each, CACHE // size)).bit_length() - 1
+    return 1 << max(HEADS, min(two_each, CACHE * call.group // size)).bit_length() - 1
 
 
 def columns(call: Call) -> int:
