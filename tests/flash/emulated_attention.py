@@ -127,6 +127,18 @@ def negative(rng: Random, root: str) -> Case | None:
     return forward_of(call, None, launch)
 
 
+def leaning(rng: Random, root: str) -> Case | None:
+    """ALiBi as a step of Q·Kᵀ: slopes and scales of all sizes, past what 16 bits hold."""
+    launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
+    launch._few_queries = lambda call: False
+    call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
+    sizes = 10.0 ** rng.uniform(-6, 6, (len(call.q) if call.cu_seqlens_q is None else call.sequences, call.q.shape[1]))
+    scale = float(10.0 ** rng.uniform(-2, 0) * rng.choice([1, -1]))
+    call = replace(call, slopes=torch.tensor(sizes, dtype=torch.float32), scale=scale, right=0, softcap=None)
+    assert launch.hopper_forward_tiles.leans(call)
+    return forward_of(call, None, launch)
+
+
 def forward_of(call: Any, skipped: int | None, launch: Any) -> Case | None:
     """Checks output and LSE, but of the sequence that is skipped."""
 
@@ -262,6 +274,7 @@ def fp8(rng: Random, root: str) -> Case:
 KINDS: dict[str, Callable[[Random, str], Case | None]] = {
     "forward": forward,
     "negative": negative,
+    "leaning": leaning,
     "backward": backward,
     "fp8": fp8,
 }

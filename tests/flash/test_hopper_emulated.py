@@ -18,22 +18,32 @@ KERNEL, SOFTMAX = "hopper_forward_tiles.py", "hopper_softmax.py"
 ARRIVE = "        mbarrier.arrive(buffers.v_empty.index(before), count=1)\n"
 WAIT = "        output = warpgroup_mma_wait(0, deps=(output,))\n"
 FAULTS = {
-    "V given back before it was read": (KERNEL, WAIT + ARRIVE, ARRIVE + WAIT, "Race: race on"),
+    "V given back before it was read": ("forward", KERNEL, WAIT + ARRIVE, ARRIVE + WAIT, "Race: race on"),
     "no wait for V": (
+        "forward",
         KERNEL,
         "        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)\n",
         "",
         "Race: race on",
     ),
     "an arrival forgotten": (
+        "forward",
         KERNEL,
         "    mbarrier.arrive(buffers.v_empty.index(stage), count=1)\n",
         "",
         "Deadlock: deadlock in attention_forward_tiles",
     ),
-    "a key too few": (SOFTMAX, "position + span.right)", "position + span.right - 1)", "AssertionError: "),
+    "a key too few": ("forward", SOFTMAX, "position + span.right)", "position + span.right - 1)", "AssertionError: "),
+    "a slope in 16 bits": ("leaning", SOFTMAX, "column == 1, small,", "column == 1, 0.0,", "AssertionError: lse"),
+    "a slope past them": (
+        "leaning",
+        KERNEL,
+        "slope = bounded(slope, scores)",
+        "slope = slope * 1.0",
+        "AssertionError: ",
+    ),
 }
-"""The file, what is in it, what takes its place, and what is to be said about that."""
+"""The kind of calls, the file, what is in it, what takes its place, and what is to be said about that."""
 
 
 def run(sources: Path, kind: str, cases: int) -> subprocess.CompletedProcess[str]:
@@ -43,7 +53,9 @@ def run(sources: Path, kind: str, cases: int) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "cases"), [("forward", 40), ("negative", 8), ("backward", 30), ("fp8", 15)])
+@pytest.mark.parametrize(
+    ("kind", "cases"), [("forward", 40), ("negative", 8), ("leaning", 10), ("backward", 30), ("fp8", 15)]
+)
 def test_random_calls(kind: str, cases: int) -> None:
     done = run(SOURCE.parent, kind, cases)
     assert done.returncode == 0, done.stderr
@@ -53,12 +65,12 @@ def test_random_calls(kind: str, cases: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
-    file, old, new, said = FAULTS[fault]
+    kind, file, old, new, said = FAULTS[fault]
     shutil.copytree(SOURCE / "flash", tmp_path / "assay/flash")
     kernel = tmp_path / "assay/flash/kernels" / file
     text = kernel.read_text(encoding="utf-8")
     assert old in text
     kernel.write_text(text.replace(old, new), encoding="utf-8")
-    done = run(tmp_path, "forward", 10)
+    done = run(tmp_path, kind, 10)
     assert done.returncode == 1
     assert said in done.stderr

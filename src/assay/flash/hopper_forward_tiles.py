@@ -54,7 +54,7 @@ def forward(
         counter(q.device),
         places(call, "q", blocks, rows),
         span,
-        scores,
+        scores if leans(call) else scores._replace(near=None),
         batches,
         heads,
         call.group,
@@ -92,12 +92,17 @@ def columns(call: Call) -> int:
 def shape_of(call: Call) -> Shape:
     """Small heads leave registers for three consumers: faster but where masked rows see few keys. No bit depends on it.
 
-    ALiBi of keys on both sides takes registers of its own.
+    ALiBi that is not a product takes registers of its own.
     """
     small = max(call.q.shape[3], call.v.shape[3]) <= 64
     return _shape(
-        call.q.shape[3], call.v.shape[3], small and (call.slopes is None or call.near) and not _few_keys(call)
+        call.q.shape[3], call.v.shape[3], small and (call.slopes is None or leans(call)) and not _few_keys(call)
     )
+
+
+def leans(call: Call) -> bool:
+    """Whether ALiBi can be a step of Q·Kᵀ: a softcap would come in between, and a small scale go past FP16."""
+    return call.near and call.right == 0 and call.softcap is None and abs(call.scale) > 0.01
 
 
 def _few_keys(call: Call) -> bool:

@@ -40,7 +40,7 @@ from assay.flash.kernels.hopper_shared import (
     unpacked,
     write,
 )
-from assay.flash.kernels.hopper_softmax import lean_of, softmax
+from assay.flash.kernels.hopper_softmax import bounded, lean_of, leaning, softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
 
 
@@ -59,6 +59,8 @@ class Buffers(NamedTuple):
     v_empty: Any
     v_raw: Any
     """Packed: V is there, and not yet cleaned."""
+    leaning: Any
+    """Near ALiBi: what Q's `lean` is multiplied by."""
     note: Any
     """What the next tile is, from the producer to the consumers."""
     note_full: Any
@@ -181,6 +183,16 @@ def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
 
 
 @gluon.jit
+def multiplied(q, lean, buffers, stage, LAYOUT: gl.constexpr):
+    """Q·Kᵀ, in flight. With near ALiBi a key's bias within its block is one more step of the same sum."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    s = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    if lean is not None:
+        s = warpgroup_mma(lean, buffers.leaning.permute((1, 0)), s, use_acc=False, is_async=True)
+    return warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), s, use_acc=lean is not None, is_async=True)
+
+
+@gluon.jit
 def first_block(
     s, maximum, row_sum, start, first, slope, work, span, scores,
     WIDTH: gl.constexpr, MASK: gl.constexpr, LAYOUT: gl.constexpr,
@@ -195,7 +207,7 @@ def first_block(
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
     exps, latest, new_sum, _ = softmax(
         s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(s).type.layout), start,
-        rows, columns, slope, lean_of(slope, scores), work, span, scores, MASK, False,
+        rows, columns, slope, work, span, scores, MASK, False,
     )  # fmt: skip
     if WHOLE:
         exps = gl.convert_layout(exps, LAYOUT)
@@ -223,9 +235,8 @@ def over_blocks(
         before, stage = (step - 1) % STAGES, step % STAGES
         cast = unpacked(p, buffers.v.dtype, P_LAYOUT)
         mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
-        empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
         take_turn(consumer, SHAPE)
-        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+        s = multiplied(q, lean, buffers, stage, S_LAYOUT)
         mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
         output = warpgroup_mma(cast, buffers.v.index(before), output, is_async=True)
         pass_turn(consumer, SHAPE)
@@ -233,7 +244,7 @@ def over_blocks(
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
         exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, lean, work, span, scores, MASK, THREES
+            s, maximum, row_sum, start, rows, columns, slope, work, span, scores, MASK, THREES
         )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
@@ -301,7 +312,10 @@ def attend(
     slope = 0.0
     if scores.slopes is not None:
         slope = gl.load(scores.slopes + work.sequence * heads + work.head) * LOG2_E
-    lean = lean_of(slope, scores)
+    lean = None
+    if scores.near is not None:
+        slope = bounded(slope, scores)
+        lean = lean_of(slope, scores, buffers.k.dtype, gl.DotOperandLayout(0, S_LAYOUT, 2))
     maximum = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
     row_sum = partial_sums(gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT))
     tilt = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
@@ -327,9 +341,8 @@ def attend(
     mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
     start = (keys.end - 1) * COLUMNS
     # Before the branches: the assembler (ptxas 12.8) loses descriptors of products that stand in both.
-    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
     take_turn(consumer, SHAPE)
-    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+    s = multiplied(q, lean, buffers, stage, S_LAYOUT)
     pass_turn(consumer, SHAPE)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
@@ -412,6 +425,7 @@ def attention_forward_tiles(
         v_full=barriers(STAGES, 1),
         v_empty=barriers(STAGES, CONSUMERS),
         v_raw=barriers(1, 1).index(0),
+        leaning=None if scores.near is None else leaning(dtype, SHAPE.columns),
         note=notes(),
         note_full=barriers(2, 1),
         note_empty=barriers(2, CONSUMERS),

@@ -98,22 +98,6 @@ def hidden(s, limits, columns, SIDE: gl.constexpr):
     )
 
 
-@gluon.constexpr_function
-def _lean(elements):
-    """PTX: to one thread's elements of a row, so many times the columns from its first one; no register holds these."""
-    columns = [(e >> 2) * 8 + (e & 1) for e in range(elements)]
-    return " ".join(f"fma.rn.f32 ${e}, ${2 * elements}, {c}.0, ${e};" for e, c in enumerate(columns))
-
-
-@gluon.jit
-def leaned(s, lean):
-    """A warpgroup's scores, each `lean` more than the one before it, counted from a thread's first column."""
-    ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    return gl.inline_asm_elementwise(
-        _lean(ELEMENTS), _in_place(ELEMENTS, "f"), [s, lean], dtype=gl.float32, is_pure=True, pack=ELEMENTS
-    )
-
-
 @gluon.jit
 def by_threads(s):
     """(rows, ·, threads, 2): what each of the four threads has that share a row."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_fragments import by_threads, hidden, largest, leaned
-from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
+from assay.flash.kernels.hopper_fragments import hidden, largest
+from assay.flash.kernels.hopper_shared import ROWS, partial_sums, shared, tanh
 
 
 @gluon.jit
@@ -26,48 +26,42 @@ def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, rows, columns, slope, lean, work, span, scores,
+    s, maximum, row_sum, start, rows, columns, slope, work, span, scores,
     MASK: gl.constexpr, THREES: gl.constexpr,
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
     `THREES`: the maximum as `largest` finds it, which needs scores without a mask.
-    With `scores.near` a key adds `lean` more than the one before it, and all are counted from the tile's first
+    With `scores.near` the scores lean within their block (see `leaning`), which stands `ahead` of the tile's first
     position: what that adds to a row's scores `attend` takes off its LSE.
     """
     LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
+    ahead = 0.0
     unit = scores.scale
     if scores.cap is not None:
         s = tanh(s * scores.scale)
         unit = scores.cap
-    if scores.near is not None:
-        s = leaned(s, lean)
     if not LINEAR:
         position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
         keys = gl.expand_dims(start + columns, 0)
         s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
     if MASK is not None:
         s = masked(s, start, rows, columns, work, span, MASK)
+    latest = row_maxima(s, THREES)
+    if LINEAR:
+        latest = latest * unit
     if scores.near is not None:
-        own = largest(s) if THREES else gl.max(gl.max(by_threads(s), 3), 1)
-        ahead = ahead_of(own, start, slope, work)
-        latest = gl.max(own * unit + ahead, 1)
-        latest = gl.maximum(maximum, gl.convert_layout(latest, maximum.type.layout))
-    elif LINEAR:
-        latest = gl.maximum(maximum, row_maxima(s, THREES) * unit)
-    else:
-        latest = gl.maximum(maximum, row_maxima(s, THREES))
+        ahead = slope * (start - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
+        latest += ahead
+    latest = gl.maximum(maximum, latest)
     reference = latest
     if MASK is not None:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
-    if scores.near is not None:
-        reference_here = gl.expand_dims(gl.convert_layout(reference, gl.SliceLayout(1, ahead.type.layout)), 1) - ahead
-        p = gl.exp2(by_threads(s) * unit - gl.expand_dims(gl.expand_dims(reference_here, 1), 3))
-        p = gl.convert_layout(gl.reshape(p, s.shape), s.type.layout)
-    elif LINEAR:
-        p = gl.exp2(s * unit - gl.expand_dims(reference, 1))
+    below = gl.expand_dims(reference - ahead, 1)
+    if LINEAR:
+        p = gl.exp2(s * unit - below)
     else:
-        p = gl.exp2(s - gl.expand_dims(reference, 1))
+        p = gl.exp2(s - below)
     factor = gl.exp2(maximum - reference)
     sums = partial_sums(p)
     row_sum = row_sum * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout)), 1)
@@ -85,14 +79,34 @@ def row_maxima(s, THREES: gl.constexpr):
 
 
 @gluon.jit
-def ahead_of(own, start, slope, work):
-    """Near ALiBi: what each thread's `own` scores still lack, which `leaned` counts from the thread's first key."""
-    THREADS: gl.constexpr = gl.SliceLayout(0, own.type.layout)
-    first = start - (work.first_row + work.len_k - work.len_q) + 2 * gl.arange(0, 4, THREADS)
-    return gl.expand_dims(slope * first.to(gl.float32), 0)
+def bounded(slope, scores):
+    """Near ALiBi: no more than `lean_of` can hold. That is over 10⁵, which hides all keys but the nearest anyway."""
+    largest = scores.scale * (65504.0 * 256)
+    return gl.where(slope > largest, largest, gl.where(slope < -largest, -largest, slope))  # and NaN
 
 
 @gluon.jit
-def lean_of(slope, scores):
-    """Near ALiBi: what a key adds to the scores more than the one before it."""
-    return slope / (scores.scale if scores.cap is None else scores.cap)
+def lean_of(slope, scores, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """Near ALiBi: what a key adds to the scores more than the one before it, to 22 bits, for a product with `leaning`.
+
+    16 columns, the same in all rows: the number's 256th part, what that lacks, what both lack, and 0.
+    """
+    lean = slope / scores.scale
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    column = gl.arange(0, 16, COLUMNS)
+    large = (lean / 256.0).to(dtype).to(gl.float32)
+    small = (lean - large * 256.0).to(dtype).to(gl.float32)
+    rest = lean - large * 256.0 - small
+    parts = gl.where(column == 0, large, gl.where(column == 1, small, gl.where(column == 2, rest, 0.0)))
+    return (gl.full([ROWS, 16], 0.0, gl.float32, LAYOUT) + gl.expand_dims(parts, 0)).to(dtype)
+
+
+@gluon.jit
+def leaning(dtype: gl.constexpr, COLUMNS: gl.constexpr):
+    """(keys of a block, 16) in shared memory: how far each is from the first; first its 256-fold."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [4, 1], [1, 0])
+    keys = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT)), 1)
+    column = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)), 0)
+    buffer = shared(dtype, 1, COLUMNS, 16).index(0)
+    buffer.store((keys * gl.where(column == 0, 256, 1)).to(dtype))
+    return buffer
