@@ -31,6 +31,7 @@ def main() -> None:
             run(f"D {dim} {how}", dim, **how)
         run(f"D {dim} packed", dim, causal=True, cu_seqlens_q=ints(0, 70, 70, 133, LENGTH))
         run(f"D {dim} in fp16", dim, torch.float16, causal=True)
+        run(f"D {dim} ALiBi", dim, alibi_slopes=torch.rand(4, device="cuda"), causal=True)
         for numerics in KNOBS:
             run(f"D {dim} {numerics.encoded()}", dim, causal=True, numerics=numerics)
         run(f"D {dim} knobs in fp16", dim, torch.float16, numerics=Numerics(probabilities="bf16", row_sum="fp16"))
@@ -38,7 +39,6 @@ def main() -> None:
     run("bias", 64, bias=draw(1, 4, LENGTH, LENGTH).requires_grad_())
     run("dropout", 64, dropout_p=0.2)
     run("sinks, softcap", 128, sinks=torch.zeros(4, device="cuda"), softcap=3.0, causal=True)
-    run("ALiBi", 128, alibi_slopes=torch.rand(4, device="cuda"), causal=True)
     cos, sin = (torch.rand(LENGTH, 32, device="cuda") for _ in range(2))
     packed = ints(0, 70, 70, 133, LENGTH)
     for interleaved in (False, True):
