@@ -40,7 +40,7 @@ from assay.flash.kernels.hopper_shared import (
     unpacked,
     write,
 )
-from assay.flash.kernels.hopper_softmax import bounded, lean_of, leaning, softmax
+from assay.flash.kernels.hopper_softmax import ahead_of, bounded, lean_of, leaning, softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
 
 
@@ -184,17 +184,18 @@ def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def multiplied(q, lean, buffers, stage, LAYOUT: gl.constexpr):
-    """Q·Kᵀ, in flight. With near ALiBi a key's bias within its block is one more step of the same sum."""
+    """Q·Kᵀ, in flight. With near ALiBi a key's bias within its block is the last step of the same sum."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
     s = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     if lean is not None:
-        s = warpgroup_mma(lean, buffers.leaning.permute((1, 0)), s, use_acc=False, is_async=True)
-    return warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), s, use_acc=lean is not None, is_async=True)
+        s = warpgroup_mma(lean, buffers.leaning.permute((1, 0)), s, is_async=True)
+    return s
 
 
 @gluon.jit
 def first_block(
-    s, maximum, row_sum, start, first, slope, work, span, scores,
+    s, maximum, row_sum, start, first, slope, ahead, work, span, scores,
     WIDTH: gl.constexpr, MASK: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Exponentials of a tile's first block, of which only `WIDTH` keys are seen, as P lies; maximum and row sum."""
@@ -207,7 +208,7 @@ def first_block(
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
     exps, latest, new_sum, _ = softmax(
         s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(s).type.layout), start,
-        rows, columns, slope, work, span, scores, MASK, False,
+        rows, columns, slope, ahead, work, span, scores, MASK, False,
     )  # fmt: skip
     if WHOLE:
         exps = gl.convert_layout(exps, LAYOUT)
@@ -243,8 +244,9 @@ def over_blocks(
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
+        ahead = ahead_of(start, slope, work, COLUMNS)
         exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, work, span, scores, MASK, THREES
+            s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
         )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
@@ -346,7 +348,7 @@ def attend(
     pass_turn(consumer, SHAPE)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-    rest = start, first, slope, work, span, scores
+    rest = start, first, slope, ahead_of(start, slope, work, COLUMNS), work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
             exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, None, P_LAYOUT)

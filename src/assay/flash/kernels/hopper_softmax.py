@@ -26,17 +26,15 @@ def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, rows, columns, slope, work, span, scores,
+    s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores,
     MASK: gl.constexpr, THREES: gl.constexpr,
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
     `THREES`: the maximum as `largest` finds it, which needs scores without a mask.
-    With `scores.near` the scores lean within their block (see `leaning`), which stands `ahead` of the tile's first
-    position: what that adds to a row's scores `attend` takes off its LSE.
+    With `scores.near` the scores lean within their block (see `leaning`), and `ahead` is what all of them lack.
     """
     LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
-    ahead = 0.0
     unit = scores.scale
     if scores.cap is not None:
         s = tanh(s * scores.scale)
@@ -51,13 +49,12 @@ def softmax(
     if LINEAR:
         latest = latest * unit
     if scores.near is not None:
-        ahead = slope * (start - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
         latest += ahead
     latest = gl.maximum(maximum, latest)
     reference = latest
     if MASK is not None:
         reference = gl.where(latest == float("-inf"), 0.0, latest)
-    below = gl.expand_dims(reference - ahead, 1)
+    below = gl.expand_dims(reference - ahead if scores.near is not None else reference, 1)
     if LINEAR:
         p = gl.exp2(s * unit - below)
     else:
@@ -76,6 +73,15 @@ def row_maxima(s, THREES: gl.constexpr):
     else:
         found = gl.max(s, 1)
     return found
+
+
+@gluon.jit
+def ahead_of(start, slope, work, COLUMNS: gl.constexpr):
+    """Near ALiBi: what a block's middle key has more than the tile's first position.
+
+    All are counted from there: what that adds to a row's scores `attend` takes off its LSE.
+    """
+    return slope * (start + COLUMNS // 2 - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
 
 
 @gluon.jit
@@ -103,10 +109,13 @@ def lean_of(slope, scores, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def leaning(dtype: gl.constexpr, COLUMNS: gl.constexpr):
-    """(keys of a block, 16) in shared memory: how far each is from the first; first its 256-fold."""
+    """(keys of a block, 16) in shared memory: how far each is from the middle one; first its 256-fold.
+
+    From there, and as the last step: the tensor cores cut a sum off at the bits of its largest part.
+    """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [4, 1], [1, 0])
     keys = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT)), 1)
     column = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)), 0)
     buffer = shared(dtype, 1, COLUMNS, 16).index(0)
-    buffer.store((keys * gl.where(column == 0, 256, 1)).to(dtype))
+    buffer.store(((keys - COLUMNS // 2) * gl.where(column == 0, 256, 1)).to(dtype))
     return buffer
