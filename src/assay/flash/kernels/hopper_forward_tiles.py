@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_alibi import ahead_of, bounded, lean_of, leaning
 from assay.flash.kernels.hopper_fragments import halves, log2, narrowed, rescaled, widened
 from assay.flash.kernels.hopper_shared import (
     LN_2,
@@ -40,7 +41,7 @@ from assay.flash.kernels.hopper_shared import (
     unpacked,
     write,
 )
-from assay.flash.kernels.hopper_softmax import ahead_of, bounded, lean_of, leaning, softmax
+from assay.flash.kernels.hopper_softmax import softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
 
 

@@ -7,7 +7,7 @@ import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
 from assay.flash.kernels.hopper_fragments import hidden, largest
-from assay.flash.kernels.hopper_shared import ROWS, partial_sums, shared, tanh
+from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 
 @gluon.jit
@@ -32,7 +32,7 @@ def softmax(
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
     `THREES`: the maximum as `largest` finds it, which needs scores without a mask.
-    With `scores.near` the scores lean within their block (see `leaning`), and `ahead` is what all of them lack.
+    With `scores.near` the scores lean within their block (see `hopper_alibi`), and `ahead` is what all of them lack.
     """
     LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
     unit = scores.scale
@@ -73,49 +73,3 @@ def row_maxima(s, THREES: gl.constexpr):
     else:
         found = gl.max(s, 1)
     return found
-
-
-@gluon.jit
-def ahead_of(start, slope, work, COLUMNS: gl.constexpr):
-    """Near ALiBi: what a block's middle key has more than the tile's first position.
-
-    All are counted from there: what that adds to a row's scores `attend` takes off its LSE.
-    """
-    return slope * (start + COLUMNS // 2 - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
-
-
-@gluon.jit
-def bounded(slope, scores):
-    """Near ALiBi: no more than `lean_of` can hold. That is over 10⁵, which hides all keys but the nearest anyway."""
-    largest = scores.scale * (65504.0 * 256)
-    return gl.where(slope > largest, largest, gl.where(slope < -largest, -largest, slope))  # and NaN
-
-
-@gluon.jit
-def lean_of(slope, scores, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Near ALiBi: what a key adds to the scores more than the one before it, to 22 bits, for a product with `leaning`.
-
-    16 columns, the same in all rows: the number's 256th part, what that lacks, what both lack, and 0.
-    """
-    lean = slope / scores.scale
-    COLUMNS: gl.constexpr = gl.SliceLayout(0, LAYOUT)
-    column = gl.arange(0, 16, COLUMNS)
-    large = (lean / 256.0).to(dtype).to(gl.float32)
-    small = (lean - large * 256.0).to(dtype).to(gl.float32)
-    rest = lean - large * 256.0 - small
-    parts = gl.where(column == 0, large, gl.where(column == 1, small, gl.where(column == 2, rest, 0.0)))
-    return (gl.full([ROWS, 16], 0.0, gl.float32, LAYOUT) + gl.expand_dims(parts, 0)).to(dtype)
-
-
-@gluon.jit
-def leaning(dtype: gl.constexpr, COLUMNS: gl.constexpr):
-    """(keys of a block, 16) in shared memory: how far each is from the middle one; first its 256-fold.
-
-    From there, and as the last step: the tensor cores cut a sum off at the bits of its largest part.
-    """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [4, 1], [1, 0])
-    keys = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT)), 1)
-    column = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)), 0)
-    buffer = shared(dtype, 1, COLUMNS, 16).index(0)
-    buffer.store(((keys - COLUMNS // 2) * gl.where(column == 0, 256, 1)).to(dtype))
-    return buffer
