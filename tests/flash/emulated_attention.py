@@ -139,6 +139,29 @@ def leaning(rng: Random, root: str) -> Case | None:
     return forward_of(call, None, launch)
 
 
+def consumers(rng: Random, root: str) -> Case | None:
+    """Tiles of 128 rows and of 192, which packed calls have by the lengths of all their sequences: the same bits."""
+    launch = loader_of(root, 2).load("assay.flash.launch")
+    launch._few_queries = lambda call: False
+    tiles = launch.hopper_forward_tiles
+    call = random_call(rng, launch.Call, (64, 64))
+    call = replace(call, right=0, slopes=None)
+    if rng.random() < 0.7:
+        slopes = torch.rand(call.sequences if call.packed else len(call.q), call.q.shape[1])
+        call = replace(call, slopes=slopes, scale=0.1, softcap=None)
+
+    def results(short: int) -> tuple[torch.Tensor, ...]:
+        tiles.SHORT = short
+        assert tiles.shape_of(call).consumers == (2 if short else 3)
+        return tuple(launch.forward(call))
+
+    def check() -> None:
+        for name, one, other in zip(("out", "lse"), results(0), results(1 << 20), strict=True):
+            assert torch.equal(one, other), f"{name}: other bits"
+
+    return described(call), check
+
+
 def forward_of(call: Any, skipped: int | None, launch: Any) -> Case | None:
     """Checks output and LSE, but of the sequence that is skipped."""
 
@@ -275,6 +298,7 @@ KINDS: dict[str, Callable[[Random, str], Case | None]] = {
     "forward": forward,
     "negative": negative,
     "leaning": leaning,
+    "consumers": consumers,
     "backward": backward,
     "fp8": fp8,
 }

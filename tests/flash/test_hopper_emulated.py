@@ -41,6 +41,13 @@ FAULTS = {
         "column == 1, 0.0,",
         "AssertionError: lse",
     ),
+    "ALiBi counted from where the tile begins": (
+        "consumers",
+        KERNEL,
+        "tilt = slope * (rows - first)",
+        "tilt = slope * (rows - work.first_row)",
+        "other bits",
+    ),
     "a slope past them": (
         "leaning",
         KERNEL,
@@ -60,7 +67,8 @@ def run(sources: Path, kind: str, cases: int) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "cases"), [("forward", 40), ("negative", 8), ("leaning", 10), ("backward", 30), ("fp8", 15)]
+    ("kind", "cases"),
+    [("forward", 40), ("negative", 8), ("leaning", 10), ("consumers", 10), ("backward", 30), ("fp8", 15)],
 )
 def test_random_calls(kind: str, cases: int) -> None:
     done = run(SOURCE.parent, kind, cases)

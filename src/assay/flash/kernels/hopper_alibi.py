@@ -15,12 +15,13 @@ from assay.flash.kernels.hopper_shared import ROWS, shared
 
 
 @gluon.jit
-def ahead_of(start, slope, work, COLUMNS: gl.constexpr):
-    """What a block's middle key has more than the tile's first position.
+def ahead_of(start, first, slope, work, COLUMNS: gl.constexpr):
+    """What a block's middle key has more than the position of the consumer's `first` row.
 
-    All are counted from there: what that adds to a row's scores `attend` takes off its LSE.
+    All are counted from there: what that adds to a row's scores `attend` takes off its LSE. Not from the tile's first
+    row: tiles have two or three consumers.
     """
-    return slope * (start + COLUMNS // 2 - (work.first_row + work.len_k - work.len_q)).to(gl.float32)
+    return slope * (start + COLUMNS // 2 - (first + work.len_k - work.len_q)).to(gl.float32)
 
 
 @gluon.jit

@@ -43,6 +43,7 @@ from assay.flash.kernels.hopper_shared import (
 )
 from assay.flash.kernels.hopper_softmax import softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
+from assay.flash.kernels.hopper_turns import named_barrier, pass_turn, take_turn
 
 
 class Buffers(NamedTuple):
@@ -157,32 +158,6 @@ def produce(given, SHAPE: gl.constexpr):
     tell(buffers.note, buffers.note_full, buffers.note_empty, count, Work(-1, 0, 0, 0, 0, 0), PACKED)
 
 
-@gluon.constexpr_function
-def _bar(kind, number):
-    """PTX. Of the hardware's 16 barriers Triton takes the first ones, a few for each partition."""
-    return f"bar.{kind} {8 + number}, 256; mov.u32 $0, 0;"
-
-
-@gluon.jit
-def named_barrier(kind: gl.constexpr, number: gl.constexpr):
-    """Of two warpgroups: one waits ("sync"), the other goes on ("arrive")."""
-    gl.inline_asm_elementwise(_bar(kind, number), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def take_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
-    """At the tensor cores: one after the other, block by block."""
-    if SHAPE.turns:
-        named_barrier("sync", consumer)
-
-
-@gluon.jit
-def pass_turn(consumer: gl.constexpr, SHAPE: gl.constexpr):
-    """To the next consumer."""
-    if SHAPE.turns:
-        named_barrier("arrive", (consumer + 1) % SHAPE.consumers)
-
-
 @gluon.jit
 def multiplied(q, lean, buffers, stage, LAYOUT: gl.constexpr):
     """Q·Kᵀ, in flight. With near ALiBi a key's bias within its block is the last step of the same sum."""
@@ -245,7 +220,7 @@ def over_blocks(
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
-        ahead = ahead_of(start, slope, work, COLUMNS)
+        ahead = ahead_of(start, work.first_row + consumer * ROWS, slope, work, COLUMNS)
         exps, maximum, row_sum, factor = softmax(
             s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
         )
@@ -323,7 +298,7 @@ def attend(
     row_sum = partial_sums(gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT))
     tilt = gl.full([ROWS], 0.0, gl.float32, ROW_LAYOUT)
     if scores.near is not None:
-        tilt = slope * (rows - work.first_row).to(gl.float32)
+        tilt = slope * (rows - first).to(gl.float32)
     if sinks is not None:  # one more key, which has no value
         maximum = tilt + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
         row_sum += 0.25
@@ -349,7 +324,7 @@ def attend(
     pass_turn(consumer, SHAPE)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-    rest = start, first, slope, ahead_of(start, slope, work, COLUMNS), work, span, scores
+    rest = start, first, slope, ahead_of(start, first, slope, work, COLUMNS), work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
             exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, None, P_LAYOUT)
