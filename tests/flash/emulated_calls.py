@@ -87,7 +87,7 @@ def random_call(rng: Random, call: Any, dims: tuple[int, int], most: int = 400, 
         queries = random_length(rng, most)
         keys = queries if rng.random() < 0.5 else random_length(rng, most)
     kind = ("full", "causal", "causal", "window", "left", "right")[rng.integers(6)]
-    left = int(rng.choice([0, 1, 50, 64, 128, 200])) if kind in ("window", "left") else None
+    left = int(rng.choice([0, 1, 50, 64, 128, 192, 200])) if kind in ("window", "left") else None
     right = int(rng.choice([0, 0, 1, 30, 100, -3])) if kind in ("window", "right") else None
     return call(
         q=random_tensor(rng, batch, heads, queries, dims[0], dtype),

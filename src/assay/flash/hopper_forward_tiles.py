@@ -95,9 +95,8 @@ def shape_of(call: Call) -> Shape:
     ALiBi that is not a product takes registers of its own.
     """
     small = max(call.q.shape[3], call.v.shape[3]) <= 64
-    return _shape(
-        call.q.shape[3], call.v.shape[3], small and (call.slopes is None or leans(call)) and not _few_keys(call)
-    )
+    three = small and (call.slopes is None or leans(call)) and not _few_keys(call)
+    return _shape(call.q.shape[3], call.v.shape[3], three, _wide(call))
 
 
 def leans(call: Call) -> bool:
@@ -113,8 +112,13 @@ def _few_keys(call: Call) -> bool:
     return window or call.q.shape[2] <= SHORT * call.sequences
 
 
+def _wide(call: Call) -> bool:
+    """Whether no block of 128 keys has both ends of the windows of 64 rows, or the first one and the last key."""
+    return call.left is None or call.left + min(call.right or 0, 0) >= 128 + 64
+
+
 @cache
-def _shape(dim: int, value_dim: int, three: bool) -> Shape:
+def _shape(dim: int, value_dim: int, three: bool, wide: bool) -> Shape:
     return Shape(
         consumers=3 if three else 2,
         columns=128 if max(dim, value_dim) <= 128 else 64,
@@ -124,4 +128,5 @@ def _shape(dim: int, value_dim: int, three: bool) -> Shape:
         out_columns=min(padded(value_dim), 128),
         turns=three,
         stages=4 if max(dim, value_dim) <= 64 and not three else 2,
+        ends="right" if wide else "all",
     )

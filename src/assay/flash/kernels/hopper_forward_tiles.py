@@ -85,6 +85,8 @@ class Shape:
     """Whether the consumers take turns at the tensor cores: two are faster without."""
     stages: int
     """Of K and V."""
+    ends: str
+    """The mask of a row's last blocks: "all", or "right" if none of them can begin before its window."""
 
     @property
     def q_stages(self) -> int:
@@ -279,6 +281,7 @@ def attend(
     COLUMNS: gl.constexpr = SHAPE.columns
     STAGES: gl.constexpr = SHAPE.stages
     VALUES: gl.constexpr = SHAPE.block_value_dim
+    ENDS: gl.constexpr = SHAPE.ends
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUES, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -329,20 +332,20 @@ def attend(
         if keys.whole_end == keys.end:
             exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, None, P_LAYOUT)
         else:
-            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, ENDS, P_LAYOUT)
     elif COLUMNS == 128:
         if keys.upto - start <= COLUMNS // 2:
-            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS // 2, "all", P_LAYOUT)
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS // 2, ENDS, P_LAYOUT)
         else:
-            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
+            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, ENDS, P_LAYOUT)
     else:
-        exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, "all", P_LAYOUT)
+        exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, ENDS, P_LAYOUT)
     p = packed(exps, buffers.v.dtype)
     right = gl.maximum(keys.end - keys.whole_end, 1)
     left = gl.maximum(keys.end - keys.whole_begin, right)
     p, output, maximum, row_sum = over_blocks(
         1, right, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, keys.end, span,
-        scores, consumer, "all", SHAPE,
+        scores, consumer, ENDS, SHAPE,
     )  # fmt: skip
     p, output, maximum, row_sum = over_blocks(
         right, left, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, keys.end,

@@ -12,14 +12,14 @@ from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 @gluon.jit
 def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
-    """−inf for keys that a row does not see; "left": only those before its window."""
+    """−inf for keys that a row does not see; "left": only those before its window; "right": only those behind it."""
     position = rows + (work.len_k - work.len_q - start)
-    if MASK == "all":
+    if MASK != "left":
         limits = gl.full([ROWS], 0, gl.int32, rows.type.layout) + (work.len_k - 1 - start)
         if span.right is not None:
             limits = gl.minimum(limits, position + span.right)
         s = hidden(s, limits, columns, "behind")
-    if span.left is not None:
+    if span.left is not None and MASK != "right":
         s = hidden(s, position - span.left, columns, "before")
     return s
 
