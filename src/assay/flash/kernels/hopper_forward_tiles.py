@@ -55,10 +55,9 @@ class Buffers(NamedTuple):
     v: Any
     q_full: Any
     q_empty: Any
-    k_full: Any
-    k_empty: Any
-    v_full: Any
-    v_empty: Any
+    full: Any
+    """K of a block and V of the one before: what a consumer multiplies at the same time."""
+    empty: Any
     v_raw: Any
     """Packed: V is there, and not yet cleaned."""
     leaning: Any
@@ -95,31 +94,39 @@ class Shape:
 
 
 @gluon.jit
-def bring_block(
+def bring(
     k_tiles, v_tiles, buffers, work, before_k, batch, kv_head, block, step, cleaned,
-    PACKED: gl.constexpr, COLUMNS: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """K and V of a block of keys, each into the stage that the consumers left longest ago."""
+    """K of a block of keys and V of the block before, on its right, into the stage that was left longest ago."""
     STAGES: gl.constexpr = buffers.k.shape[0]
-    start = block * COLUMNS
-    place = [batch, kv_head, before_k + start, 0]
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
     stage = step % STAGES
-    phase = ((step // STAGES) & 1) ^ 1
-    mbarrier.wait(buffers.k_empty.index(stage), phase)
-    mbarrier.expect(buffers.k_full.index(stage), k_tiles.block_type.nbytes)
-    tma.async_copy_global_to_shared(k_tiles, place, buffers.k_full.index(stage), buffers.k.index(stage))
-    mbarrier.wait(buffers.v_empty.index(stage), phase)
-    v = buffers.v.index(stage)
-    if PACKED and start + COLUMNS > work.len_k:
+    full, v = buffers.full.index(stage), buffers.v.index(stage)
+    start = (block + 1) * COLUMNS
+    place = [batch, kv_head, before_k + start, 0]
+    mbarrier.wait(buffers.empty.index(stage), ((step // STAGES) & 1) ^ 1)
+    if not V:
+        mbarrier.expect(full, k_tiles.block_type.nbytes)
+    elif PACKED and start + COLUMNS > work.len_k:
         mbarrier.expect(buffers.v_raw, v_tiles.block_type.nbytes)
         tma.async_copy_global_to_shared(v_tiles, place, buffers.v_raw, v)
         mbarrier.wait(buffers.v_raw, cleaned & 1)
         clean(v, work.len_k - start)
-        mbarrier.arrive(buffers.v_full.index(stage), count=1)
+        if K:
+            mbarrier.expect(full, k_tiles.block_type.nbytes)
+        else:
+            mbarrier.arrive(full, count=1)
         cleaned += 1
     else:
-        mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), v)
+        if K:
+            mbarrier.expect(full, k_tiles.block_type.nbytes + v_tiles.block_type.nbytes)
+        else:
+            mbarrier.expect(full, v_tiles.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_tiles, place, full, v)
+    if K:
+        place = [batch, kv_head, before_k + start - COLUMNS, 0]
+        tma.async_copy_global_to_shared(k_tiles, place, full, buffers.k.index(stage))
     return cleaned
 
 
@@ -147,15 +154,15 @@ def produce(given, SHAPE: gl.constexpr):
             place = [batch, work.head, work.before_q + work.first_row + consumer * ROWS, 0]
             tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(slot), buffers.q.index(slot))
         keys = keys_of(work, work.first_row, span, TILE, COLUMNS)
-        at = work, before_k, batch, work.head // group
-        for back in range(keys.end - keys.begin - 1):
-            cleaned = bring_block(
-                k_tiles, v_tiles, buffers, *at, keys.end - 1 - back, step + back, cleaned, PACKED, COLUMNS
-            )
+        to = k_tiles, v_tiles, buffers, work, before_k, batch, work.head // group
+        last = keys.end - keys.begin
+        cleaned = bring(*to, keys.end - 1, step, cleaned, True, False, PACKED)
+        for back in range(1, last):
+            cleaned = bring(*to, keys.end - 1 - back, step + back, cleaned, True, True, PACKED)
         # With a block to go: claimed earlier, a tile may wait here while another CTA is free; later, this one waits.
         tile = claim(counter, tiles)
-        step += keys.end - keys.begin
-        cleaned = bring_block(k_tiles, v_tiles, buffers, *at, keys.begin, step - 1, cleaned, PACKED, COLUMNS)
+        cleaned = bring(*to, keys.begin - 1, step + last, cleaned, False, True, PACKED)
+        step += last + 1
         count += 1
     tell(buffers.note, buffers.note_full, buffers.note_empty, count, Work(-1, 0, 0, 0, 0, 0), PACKED)
 
@@ -211,23 +218,21 @@ def over_blocks(
     THREES: gl.constexpr = MASK is None and SHAPE.consumers == 3  # with two it pays nowhere
     for back in range(first, last):
         step = earlier + back
-        before, stage = (step - 1) % STAGES, step % STAGES
+        stage = step % STAGES
         cast = unpacked(p, buffers.v.dtype, P_LAYOUT)
-        mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
+        mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
         take_turn(consumer, SHAPE)
         s = multiplied(q, lean, buffers, stage, S_LAYOUT)
-        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
-        output = warpgroup_mma(cast, buffers.v.index(before), output, is_async=True)
+        output = warpgroup_mma(cast, buffers.v.index(stage), output, is_async=True)
         pass_turn(consumer, SHAPE)
         s = warpgroup_mma_wait(1, deps=(s,))
-        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         start = (end - 1 - back) * COLUMNS
         ahead = ahead_of(start, work.first_row + consumer * ROWS, slope, work, COLUMNS)
         exps, maximum, row_sum, factor = softmax(
             s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
         )
         output = warpgroup_mma_wait(0, deps=(output,))
-        mbarrier.arrive(buffers.v_empty.index(before), count=1)
+        mbarrier.arrive(buffers.empty.index(stage), count=1)
         if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
             output = rescaled(output, factor)
         else:
@@ -241,13 +246,11 @@ def pass_blocks(first, last, buffers, consumer: gl.constexpr, SHAPE: gl.constexp
     """Steps whose keys only other consumers' rows see."""
     STAGES: gl.constexpr = SHAPE.stages
     for step in range(first, last):
-        stage, phase = step % STAGES, (step // STAGES) & 1
-        mbarrier.wait(buffers.k_full.index(stage), phase)
+        stage = step % STAGES
+        mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
         take_turn(consumer, SHAPE)
         pass_turn(consumer, SHAPE)
-        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-        mbarrier.wait(buffers.v_full.index(stage), phase)
-        mbarrier.arrive(buffers.v_empty.index(stage), count=1)
+        mbarrier.arrive(buffers.empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -264,7 +267,7 @@ def consume(given, consumer: gl.constexpr, SHAPE: gl.constexpr):
         keys = keys_of(work, work.first_row, span, ROWS * SHAPE.consumers, SHAPE.columns)
         attend(out_tiles, out, out_strides, lse, sinks, span, scores, heads, buffers, work, keys, count, step,
                consumer, PACKED, SHAPE)  # fmt: skip
-        step += keys.end - keys.begin
+        step += keys.end - keys.begin + 1
         count += 1
         work = hear(buffers.note, buffers.note_full, buffers.note_empty, count, span, PACKED)
     tma.store_wait(0)
@@ -319,14 +322,14 @@ def attend(
     pass_blocks(earlier, earlier + others, buffers, consumer, SHAPE)
     step = earlier + others
     stage = step % STAGES
-    mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
+    mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
     start = (keys.end - 1) * COLUMNS
     # Before the branches: the assembler (ptxas 12.8) loses descriptors of products that stand in both.
     take_turn(consumer, SHAPE)
     s = multiplied(q, lean, buffers, stage, S_LAYOUT)
     pass_turn(consumer, SHAPE)
     s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+    mbarrier.arrive(buffers.empty.index(stage), count=1)
     rest = start, first, slope, ahead_of(start, first, slope, work, COLUMNS), work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
@@ -359,12 +362,12 @@ def attend(
     if not SHAPE.q_in_registers:
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
     step += keys.end - keys.begin
-    stage = (step - 1) % STAGES
-    mbarrier.wait(buffers.v_full.index(stage), ((step - 1) // STAGES) & 1)
+    stage = step % STAGES
+    mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
     output = warpgroup_mma(unpacked(p, buffers.v.dtype, P_LAYOUT), buffers.v.index(stage), output, is_async=True)
     output = warpgroup_mma_wait(0, deps=(output,))
-    mbarrier.arrive(buffers.v_empty.index(stage), count=1)
-    pass_blocks(step, step + keys.begin - tile.begin, buffers, consumer, SHAPE)
+    mbarrier.arrive(buffers.empty.index(stage), count=1)
+    pass_blocks(step + 1, step + 1 + keys.begin - tile.begin, buffers, consumer, SHAPE)
 
     row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROW_LAYOUT)
     inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
@@ -401,10 +404,8 @@ def attention_forward_tiles(
         v=shared(dtype, STAGES, SHAPE.columns, SHAPE.block_value_dim),
         q_full=barriers(Q_TILES, 1),
         q_empty=barriers(Q_TILES, 1),
-        k_full=barriers(STAGES, 1),
-        k_empty=barriers(STAGES, CONSUMERS),
-        v_full=barriers(STAGES, 1),
-        v_empty=barriers(STAGES, CONSUMERS),
+        full=barriers(STAGES, 1),
+        empty=barriers(STAGES, CONSUMERS),
         v_raw=barriers(1, 1).index(0),
         leaning=None if scores.near is None else leaning(dtype, SHAPE.columns),
         note=notes(),
