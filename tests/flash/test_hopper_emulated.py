@@ -15,22 +15,23 @@ pytest.importorskip("ml_dtypes")
 
 SOURCE = Path(assay.__file__).parent
 KERNEL, SOFTMAX = "hopper_forward_tiles.py", "hopper_softmax.py"
-ARRIVE = "        mbarrier.arrive(buffers.v_empty.index(before), count=1)\n"
+ARRIVE = "        mbarrier.arrive(buffers.empty.index(stage), count=1)\n"
+TURN = "        take_turn(consumer, SHAPE)\n        s ="
 WAIT = "        output = warpgroup_mma_wait(0, deps=(output,))\n"
 FAULTS = {
     "V given back before it was read": ("forward", KERNEL, WAIT + ARRIVE, ARRIVE + WAIT, "Race: race on"),
-    "no wait for V": (
+    "no wait for K and V": (
         "forward",
         KERNEL,
-        "        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)\n",
-        "",
+        "        mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)\n" + TURN,
+        TURN,
         "Race: race on",
     ),
     "an arrival forgotten": (
         "forward",
         KERNEL,
-        "    mbarrier.arrive(buffers.v_empty.index(stage), count=1)\n",
-        "",
+        "    mbarrier.arrive(buffers.empty.index(stage), count=1)\n    pass_blocks",
+        "    pass_blocks",
         "Deadlock: deadlock in attention_forward_tiles",
     ),
     "a key too few": ("forward", SOFTMAX, "position + span.right)", "position + span.right - 1)", "AssertionError: "),
