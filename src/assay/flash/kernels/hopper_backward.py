@@ -109,7 +109,7 @@ def multiply_s(step, at, buffers, consumer: gl.constexpr):
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     stage, phase = stage_of(step)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
-    mbarrier.wait(buffers.q_full.index(stage), phase)
+    mbarrier.wait(buffers.rows_full.index(stage), phase)
     k = buffers.k.index((at.count & 1) * 2 + consumer + nothing(step))
     return warpgroup_mma(k, buffers.q.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
 
@@ -139,7 +139,6 @@ def step_128(
     after, phase_after = stage_of(step + 1)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q, do = buffers.q.index(stage), buffers.do.index(stage)
-    mbarrier.wait(buffers.do_full.index(stage), phase)
     v = buffers.v.index(consumer + nothing(step))
     dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
     masked = is_masked(block, work)
@@ -150,7 +149,6 @@ def step_128(
     dv = warpgroup_mma(gl.convert_layout(p.to(dtype), OPERAND), do, dv, is_async=True)
     delta = buffers.delta.index(stage).load(COLUMN)
     dp, dv = warpgroup_mma_wait(0, deps=(dp, dv))
-    mbarrier.arrive(buffers.do_empty.index(stage), count=1)
     if LAST:
         mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
     ds = (slant * (dp - gl.expand_dims(delta, 0))).to(dtype)
@@ -171,7 +169,7 @@ def step_128(
             mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dk = warpgroup_mma_wait(0 if LAST else 1, deps=(dk,))
-    mbarrier.arrive(buffers.q_empty.index(stage), count=1)
+    mbarrier.arrive(buffers.rows_empty.index(stage), count=1)
     if not LAST:
         s = warpgroup_mma_wait(0, deps=(s,))
     return s, dk, dv
@@ -194,9 +192,8 @@ def step_64(
     do0, do1 = buffers.do.index(stage * 2), buffers.do.index(stage * 2 + 1)
     masked = is_masked(block, work)
     keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    mbarrier.wait(buffers.q_full.index(stage), phase)
+    mbarrier.wait(buffers.rows_full.index(stage), phase)
     s0 = warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True)
-    mbarrier.wait(buffers.do_full.index(stage), phase)
     dp0 = warpgroup_mma(v, do0.permute((1, 0)), empty, use_acc=False, is_async=True)
     s1 = warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True)
     s0 = warpgroup_mma_wait(2, deps=(s0,))
@@ -235,8 +232,7 @@ def step_64(
             mbarrier.arrive(buffers.k_empty.index(slot_before(step, at)), count=1)
         add_q(dq, dq_lines, before, buffers.out.index(consumer), FRESH)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
-    mbarrier.arrive(buffers.do_empty.index(stage), count=1)
-    mbarrier.arrive(buffers.q_empty.index(stage), count=1)
+    mbarrier.arrive(buffers.rows_empty.index(stage), count=1)
     return dk, dv
 
 
@@ -389,10 +385,8 @@ def attention_backward_hopper(
         k_empty=barriers(STAGES, 2),
         v_full=barriers(2, 1),
         v_empty=barriers(2, 1),
-        q_full=barriers(STAGES, 2 * PARTS),
-        q_empty=barriers(STAGES, 2),
-        do_full=barriers(STAGES, 2 * PARTS),
-        do_empty=barriers(STAGES, 2),
+        rows_full=barriers(STAGES, 4 * PARTS),
+        rows_empty=barriers(STAGES, 2),
         ds_full=barriers(STAGES, 2),
         ds_empty=barriers(STAGES, 2),
         raw=barriers(1, 1).index(0),

@@ -36,12 +36,9 @@ class Buffers(NamedTuple):
     k_empty: Any
     v_full: Any
     v_empty: Any
-    q_full: Any
-    """Q and LSE."""
-    q_empty: Any
-    do_full: Any
-    """dO and delta."""
-    do_empty: Any
+    rows_full: Any
+    """Q and LSE, dO and delta."""
+    rows_empty: Any
     ds_full: Any
     ds_empty: Any
     raw: Any
@@ -80,12 +77,10 @@ def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned,
 
 @gluon.jit
 def bring_rows(
-    tiles, lines, rows, numbers, full, empty, raw, work, head, line, block, stage, phase, cleaned,
+    tiles, lines, rows, numbers, full, raw, work, head, line, block, stage, cleaned,
     PACKED: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """A block of Q and its LSE, or of dO and delta, once its stage was left."""
-    mbarrier.wait(empty.index(stage), phase ^ 1)
-    full = full.index(stage)
+    """A block of Q and its LSE, or of dO and delta."""
     for i in gl.static_range(PARTS):
         first = block * (PARTS * ROWS) + i * ROWS
         cleaned = bring(
@@ -122,16 +117,11 @@ def produce(
             for number in range(first, first + work.end - work.begin):
                 block = gl.where(number < work.end, number, number - (work.end - work.begin))
                 stage, phase = stage_of(step)
-                rows_at = work, head, line, block, stage, phase
-                cleaned = bring_rows(
-                    q_tiles, lse_lines, buffers.q, buffers.lse, buffers.q_full, buffers.q_empty, buffers.raw, *rows_at,
-                    cleaned, PACKED, PARTS,
-                )  # fmt: skip
-                cleaned = bring_rows(
-                    do_tiles, delta_lines, buffers.do, buffers.delta, buffers.do_full, buffers.do_empty, buffers.raw,
-                    *rows_at, cleaned, PACKED, PARTS,
-                )  # fmt: skip
-                if step == begin:  # V of the last tile is left after this dO's place was
+                mbarrier.wait(buffers.rows_empty.index(stage), phase ^ 1)
+                rows_at = buffers.rows_full.index(stage), buffers.raw, work, head, line, block, stage
+                cleaned = bring_rows(q_tiles, lse_lines, buffers.q, buffers.lse, *rows_at, cleaned, PACKED, PARTS)
+                cleaned = bring_rows(do_tiles, delta_lines, buffers.do, buffers.delta, *rows_at, cleaned, PACKED, PARTS)
+                if step == begin:  # V of the last tile is left after these rows' place was
                     slot, phase = stage_of(count)
                     mbarrier.wait(buffers.k_empty.index(slot), phase ^ 1)
                     for i in gl.static_range(2):
