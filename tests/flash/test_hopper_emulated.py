@@ -23,7 +23,7 @@ FAULTS = {
     "no wait for K and V": (
         "forward",
         KERNEL,
-        "        mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)\n" + TURN,
+        "        mbarrier.wait(buffers.full.index(stage), phase)\n" + TURN,
         TURN,
         "Race: race on",
     ),

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce, stage_of
+from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce
 from assay.flash.kernels.hopper_backward_sums import NOWHERE, add_q, last_q, multiply_q, place_of_sums
 from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
 from assay.flash.kernels.hopper_shared import (
@@ -42,6 +42,7 @@ from assay.flash.kernels.hopper_shared import (
     next_tile,
     nothing,
     shared,
+    stage_of,
     stores_done,
     tanh,
     write,

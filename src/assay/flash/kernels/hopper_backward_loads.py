@@ -10,7 +10,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
-from assay.flash.kernels.hopper_shared import ROWS, clean, tell_tile
+from assay.flash.kernels.hopper_shared import ROWS, clean, stage_of, tell_tile
 from assay.flash.kernels.hopper_tiles import claim
 
 KEYS = gl.constexpr(2 * 64)  # of a CTA
@@ -47,12 +47,6 @@ class Buffers(NamedTuple):
     """The number of the next tile, from the producer to the others."""
     next_full: Any
     next_empty: Any
-
-
-@gluon.jit
-def stage_of(step):
-    """Of the two, which one a step has, or a tile for its K, and in which phase its barriers are."""
-    return step & 1, (step >> 1) & 1
 
 
 @gluon.jit

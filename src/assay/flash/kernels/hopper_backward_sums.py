@@ -13,8 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_backward_loads import stage_of
-from assay.flash.kernels.hopper_shared import ROWS, add_tile
+from assay.flash.kernels.hopper_shared import ROWS, add_tile, stage_of
 
 NOWHERE = gl.constexpr(1 << 24)  # a place of dQ behind the last one: the copy engine leaves it out
 

@@ -38,6 +38,7 @@ from assay.flash.kernels.hopper_shared import (
     packed,
     partial_sums,
     shared,
+    stage_of,
     unpacked,
     write,
 )
@@ -101,11 +102,11 @@ def bring(
     """K of a block of keys and V of the block before, on its right, into the stage that was left longest ago."""
     STAGES: gl.constexpr = buffers.k.shape[0]
     COLUMNS: gl.constexpr = buffers.k.shape[1]
-    stage = step % STAGES
+    stage, phase = stage_of(step, STAGES)
     full, v = buffers.full.index(stage), buffers.v.index(stage)
     start = (block + 1) * COLUMNS
     place = [batch, kv_head, before_k + start, 0]
-    mbarrier.wait(buffers.empty.index(stage), ((step // STAGES) & 1) ^ 1)
+    mbarrier.wait(buffers.empty.index(stage), phase ^ 1)
     if not V:
         mbarrier.expect(full, k_tiles.block_type.nbytes)
     elif PACKED and start + COLUMNS > work.len_k:
@@ -218,9 +219,9 @@ def over_blocks(
     THREES: gl.constexpr = MASK is None and SHAPE.consumers == 3  # with two it pays nowhere
     for back in range(first, last):
         step = earlier + back
-        stage = step % STAGES
+        stage, phase = stage_of(step, STAGES)
         cast = unpacked(p, buffers.v.dtype, P_LAYOUT)
-        mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
+        mbarrier.wait(buffers.full.index(stage), phase)
         take_turn(consumer, SHAPE)
         s = multiplied(q, lean, buffers, stage, S_LAYOUT)
         output = warpgroup_mma(cast, buffers.v.index(stage), output, is_async=True)
@@ -246,8 +247,8 @@ def pass_blocks(first, last, buffers, consumer: gl.constexpr, SHAPE: gl.constexp
     """Steps whose keys only other consumers' rows see."""
     STAGES: gl.constexpr = SHAPE.stages
     for step in range(first, last):
-        stage = step % STAGES
-        mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
+        stage, phase = stage_of(step, STAGES)
+        mbarrier.wait(buffers.full.index(stage), phase)
         take_turn(consumer, SHAPE)
         pass_turn(consumer, SHAPE)
         mbarrier.arrive(buffers.empty.index(stage), count=1)
@@ -321,8 +322,8 @@ def attend(
     others = tile.end - keys.end
     pass_blocks(earlier, earlier + others, buffers, consumer, SHAPE)
     step = earlier + others
-    stage = step % STAGES
-    mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
+    stage, phase = stage_of(step, STAGES)
+    mbarrier.wait(buffers.full.index(stage), phase)
     start = (keys.end - 1) * COLUMNS
     # Before the branches: the assembler (ptxas 12.8) loses descriptors of products that stand in both.
     take_turn(consumer, SHAPE)
@@ -362,8 +363,8 @@ def attend(
     if not SHAPE.q_in_registers:
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
     step += keys.end - keys.begin
-    stage = step % STAGES
-    mbarrier.wait(buffers.full.index(stage), (step // STAGES) & 1)
+    stage, phase = stage_of(step, STAGES)
+    mbarrier.wait(buffers.full.index(stage), phase)
     output = warpgroup_mma(unpacked(p, buffers.v.dtype, P_LAYOUT), buffers.v.index(stage), output, is_async=True)
     output = warpgroup_mma_wait(0, deps=(output,))
     mbarrier.arrive(buffers.empty.index(stage), count=1)

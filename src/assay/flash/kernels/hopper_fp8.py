@@ -34,6 +34,7 @@ from assay.flash.kernels.hopper_shared import (
     next_tile,
     partial_sums,
     shared,
+    stage_of,
     tanh,
     write,
 )
@@ -127,9 +128,9 @@ def bring(k_tiles, v_tiles, buffers, work, block, step, K: gl.constexpr, V: gl.c
     """K of a block of keys and V of the block before, on its right."""
     STAGES: gl.constexpr = buffers.k.shape[0]
     COLUMNS: gl.constexpr = buffers.k.shape[1]
-    stage = step % STAGES
+    stage, phase = stage_of(step, STAGES)
     full = buffers.full.index(stage)
-    mbarrier.wait(buffers.empty.index(stage), ((step // STAGES) & 1) ^ 1)
+    mbarrier.wait(buffers.empty.index(stage), phase ^ 1)
     if K and V:
         mbarrier.expect(full, k_tiles.block_type.nbytes + v_tiles.block_type.nbytes)
     elif K:
@@ -244,7 +245,7 @@ def over_blocks(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
     for back in range(first, last):
         step = earlier + back
-        stage, phase = step % STAGES, (step // STAGES) & 1
+        stage, phase = stage_of(step, STAGES)
         block = work.end - 1 - back
         unit, shift = block_scales(tile, scales, block)
         p = ones(state.p, P_LAYOUT)
@@ -336,8 +337,8 @@ def attend(
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    stage = earlier % STAGES
-    mbarrier.wait(buffers.full.index(stage), (earlier // STAGES) & 1)
+    stage, phase = stage_of(earlier, STAGES)
+    mbarrier.wait(buffers.full.index(stage), phase)
     s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.empty.index(stage), count=1)
@@ -353,16 +354,16 @@ def attend(
         )
     if not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    step = earlier + work.end - work.begin
-    mbarrier.wait(buffers.full.index(step % STAGES), (step // STAGES) & 1)
-    values = buffers.v.index(step % STAGES).permute((1, 0))
+    stage, phase = stage_of(earlier + work.end - work.begin, STAGES)
+    mbarrier.wait(buffers.full.index(stage), phase)
+    values = buffers.v.index(stage).permute((1, 0))
     if TWO_LEVEL:
         nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
         product = warpgroup_mma(ones(state.p, P_LAYOUT), values, nothing, use_acc=False)
         output = by_row(state.output, state.factor) + product
     else:
         output = warpgroup_mma(ones(state.p, P_LAYOUT), values, state.output)
-    mbarrier.arrive(buffers.empty.index(step % STAGES), count=1)
+    mbarrier.arrive(buffers.empty.index(stage), count=1)
 
     row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), ROW_LAYOUT)
     inverse = tile.v_largest * gl.exp2(-1.0 * LARGEST_P) / gl.where(row_sum == 0.0, 1.0, row_sum)

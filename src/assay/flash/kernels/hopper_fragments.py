@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
+from assay.flash.kernels.hopper_shared import halvings
+
 
 @gluon.jit
 def log2(x):
@@ -127,11 +129,6 @@ def _largest(elements):
     return "{ " + " ".join([*lines, "FOUND:", "mov.b32 $0, a;", "mov.b32 $2, b;"]) + " }"
 
 
-@gluon.constexpr_function
-def _halvings(count):
-    return count.bit_length() - 1
-
-
 @gluon.jit
 def largest(s):
     """(rows, 4): of a warpgroup's scores, the largest that each of the four threads has that share a row."""
@@ -142,7 +139,7 @@ def largest(s):
     each = by_threads(s)
     LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, each.type.layout))
     own = gl.permute(gl.split(each)[0], (0, 2, 1))
-    for _ in gl.static_range(_halvings(s.shape[1] // 16)):
+    for _ in gl.static_range(halvings(s.shape[1] // 16)):
         own = gl.split(gl.reshape(own, [own.shape[0], 4, own.shape[2] // 2, 2]))[0]
     return gl.convert_layout(gl.split(own)[0], LAYOUT, assert_trivial=True)
 

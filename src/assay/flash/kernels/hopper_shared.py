@@ -62,6 +62,18 @@ def fields_of(places, tile):
     return sequence, number, before_q, len_q, before_k, len_k
 
 
+@gluon.constexpr_function
+def halvings(count):
+    assert count & (count - 1) == 0
+    return count.bit_length() - 1
+
+
+@gluon.jit
+def stage_of(step, STAGES: gl.constexpr = 2):
+    """The stage that a step takes, and the phase of its barriers: bits, since a quotient would look at the sign."""
+    return step & (STAGES - 1), (step >> halvings(STAGES)) & 1
+
+
 @gluon.jit
 def nothing(step):
     """0 (steps are fewer than 2³⁰), which the compiler does not know.
