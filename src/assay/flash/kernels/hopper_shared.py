@@ -64,6 +64,7 @@ def fields_of(places, tile):
 
 @gluon.constexpr_function
 def halvings(count):
+    """How often a power of 2 can be halved."""
     assert count & (count - 1) == 0
     return count.bit_length() - 1
 
