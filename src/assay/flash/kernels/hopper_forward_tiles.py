@@ -180,27 +180,26 @@ def multiplied(q, lean, buffers, stage, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def first_block(
+def half_block(
     s, maximum, row_sum, start, first, slope, ahead, work, span, scores,
-    WIDTH: gl.constexpr, MASK: gl.constexpr, LAYOUT: gl.constexpr,
+    SIDE: gl.constexpr, MASK: gl.constexpr,
 ):  # fmt: skip
-    """Exponentials of a tile's first block, of which only `WIDTH` keys are seen, as P lies; maximum and row sum."""
+    """`softmax` of a block of which one half is seen at most, 0 the left one; the other half's exponentials are 0."""
+    WIDTH: gl.constexpr = s.shape[1] // 2
+    LAYOUT: gl.constexpr = s.type.layout
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    WHOLE: gl.constexpr = s.shape[1] == WIDTH
-    if not WHOLE:
-        s = narrowed(s, S_LAYOUT)
+    half = narrowed(s, SIDE, S_LAYOUT)
     rows = first + gl.arange(0, ROWS, ROW_LAYOUT)
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
-    exps, latest, new_sum, _ = softmax(
-        s, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(s).type.layout), start,
-        rows, columns, slope, ahead, work, span, scores, MASK, False,
+    exps, latest, sums, factor = softmax(
+        half, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(half).type.layout),
+        start + SIDE * WIDTH, rows, columns, slope, ahead, work, span, scores, MASK, False,
     )  # fmt: skip
-    if WHOLE:
-        exps = gl.convert_layout(exps, LAYOUT)
-    else:
-        exps = widened(exps, LAYOUT)
-    return exps, gl.convert_layout(latest, maximum.type.layout), gl.convert_layout(new_sum, row_sum.type.layout)
+    latest = gl.convert_layout(latest, maximum.type.layout)
+    sums = gl.convert_layout(sums, row_sum.type.layout)
+    factor = gl.convert_layout(factor, maximum.type.layout)
+    return widened(exps, SIDE, LAYOUT), latest, sums, factor
 
 
 @gluon.jit
@@ -228,10 +227,21 @@ def over_blocks(
         pass_turn(consumer, SHAPE)
         s = warpgroup_mma_wait(1, deps=(s,))
         start = (end - 1 - back) * COLUMNS
-        ahead = ahead_of(start, work.first_row + consumer * ROWS, slope, work, COLUMNS)
-        exps, maximum, row_sum, factor = softmax(
-            s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
-        )
+        first_row = work.first_row + consumer * ROWS
+        ahead = ahead_of(start, first_row, slope, work, COLUMNS)
+        if MASK == "left" and COLUMNS == 128:
+            if first_row + work.len_k - work.len_q - span.left - start >= COLUMNS // 2:
+                exps, maximum, row_sum, factor = half_block(
+                    s, maximum, row_sum, start, first_row, slope, ahead, work, span, scores, 1, MASK
+                )
+            else:
+                exps, maximum, row_sum, factor = softmax(
+                    s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
+                )
+        else:
+            exps, maximum, row_sum, factor = softmax(
+                s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
+            )
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.empty.index(stage), count=1)
         if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
@@ -331,20 +341,22 @@ def attend(
     pass_turn(consumer, SHAPE)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.empty.index(stage), count=1)
-    rest = start, first, slope, ahead_of(start, first, slope, work, COLUMNS), work, span, scores
+    ahead = ahead_of(start, first, slope, work, COLUMNS)
+    whole = start, rows, columns, slope, ahead, work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
-            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, None, P_LAYOUT)
+            exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, None, False)
         else:
-            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, ENDS, P_LAYOUT)
+            exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, ENDS, False)
     elif COLUMNS == 128:
         if keys.upto - start <= COLUMNS // 2:
-            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS // 2, ENDS, P_LAYOUT)
+            half = start, first, slope, ahead, work, span, scores
+            exps, maximum, row_sum, _ = half_block(s, maximum, row_sum, *half, 0, ENDS)
         else:
-            exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, ENDS, P_LAYOUT)
+            exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, ENDS, False)
     else:
-        exps, maximum, row_sum = first_block(s, maximum, row_sum, *rest, COLUMNS, ENDS, P_LAYOUT)
-    p = packed(exps, buffers.v.dtype)
+        exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, ENDS, False)
+    p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
     right = gl.maximum(keys.end - keys.whole_end, 1)
     left = gl.maximum(keys.end - keys.whole_begin, right)
     p, output, maximum, row_sum = over_blocks(

@@ -151,13 +151,14 @@ def halves(x):
 
 
 @gluon.jit
-def narrowed(x, LAYOUT: gl.constexpr):
-    """The left half of x."""
-    return gl.convert_layout(halves(x)[0], LAYOUT)
+def narrowed(x, SIDE: gl.constexpr, LAYOUT: gl.constexpr):
+    """One half of x, 0 the left one."""
+    return gl.convert_layout(halves(x)[SIDE], LAYOUT)
 
 
 @gluon.jit
-def widened(x, LAYOUT: gl.constexpr):
-    """x and as many columns of 0 on its right: registers, no traffic."""
-    both = gl.permute(gl.join(x, gl.zeros_like(x)), (0, 2, 1))
+def widened(x, SIDE: gl.constexpr, LAYOUT: gl.constexpr):
+    """x as one half, 0 the left one, beside as many columns of 0: registers, no traffic."""
+    nothing = gl.zeros_like(x)
+    both = gl.permute(gl.join(nothing, x) if SIDE else gl.join(x, nothing), (0, 2, 1))
     return gl.convert_layout(gl.reshape(both, [x.shape[0], 2 * x.shape[1]]), LAYOUT)
