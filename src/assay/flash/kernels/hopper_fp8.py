@@ -34,7 +34,6 @@ from assay.flash.kernels.hopper_shared import (
     next_tile,
     partial_sums,
     shared,
-    stage_of,
     tanh,
     write,
 )
@@ -88,9 +87,10 @@ class Buffers(NamedTuple):
     v: Any
     q_full: Any
     q_empty: Any
-    full: Any
-    """K of a block and V of the one before: what a consumer multiplies at the same time."""
-    empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
     next: Any
     """The number of the next tile, from the producer to the consumers."""
     next_full: Any
@@ -101,6 +101,7 @@ class Buffers(NamedTuple):
 def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group):
     """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
+    STAGES: gl.constexpr = buffers.k.shape[0]
     tiles = blocks_of(None, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -112,37 +113,22 @@ def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, g
             mbarrier.expect(buffers.q_full.index(consumer), q_tiles.block_type.nbytes)
             place = [work.batch, work.head, work.first_row + consumer * ROWS, 0]
             tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(consumer), buffers.q.index(consumer))
-        to = k_tiles, v_tiles, buffers, work
-        last = work.end - work.begin
-        bring(*to, work.end - 1, step, True, False)
-        for back in range(1, last):
-            bring(*to, work.end - 1 - back, step + back, True, True)
-        bring(*to, work.begin - 1, step + last, False, True)
-        step += last + 1
+        for back in range(work.end - work.begin):
+            start = (work.end - 1 - back) * COLUMNS
+            stage = step % STAGES
+            phase = ((step // STAGES) & 1) ^ 1
+            k_full, v_full = buffers.k_full.index(stage), buffers.v_full.index(stage)
+            mbarrier.wait(buffers.k_empty.index(stage), phase)
+            mbarrier.expect(k_full, k_tiles.block_type.nbytes)
+            place = [work.batch, work.kv_head, start, 0]
+            tma.async_copy_global_to_shared(k_tiles, place, k_full, buffers.k.index(stage))
+            mbarrier.wait(buffers.v_empty.index(stage), phase)
+            mbarrier.expect(v_full, v_tiles.block_type.nbytes)
+            place = [work.batch, work.kv_head, 0, start]
+            tma.async_copy_global_to_shared(v_tiles, place, v_full, buffers.v.index(stage))
+            step += 1
         tile = claim_tile(counter, buffers, count)
         count += 1
-
-
-@gluon.jit
-def bring(k_tiles, v_tiles, buffers, work, block, step, K: gl.constexpr, V: gl.constexpr):
-    """K of a block of keys and V of the block before, on its right."""
-    STAGES: gl.constexpr = buffers.k.shape[0]
-    COLUMNS: gl.constexpr = buffers.k.shape[1]
-    stage, phase = stage_of(step, STAGES)
-    full = buffers.full.index(stage)
-    mbarrier.wait(buffers.empty.index(stage), phase ^ 1)
-    if K and V:
-        mbarrier.expect(full, k_tiles.block_type.nbytes + v_tiles.block_type.nbytes)
-    elif K:
-        mbarrier.expect(full, k_tiles.block_type.nbytes)
-    else:
-        mbarrier.expect(full, v_tiles.block_type.nbytes)
-    if K:
-        place = [work.batch, work.kv_head, block * COLUMNS, 0]
-        tma.async_copy_global_to_shared(k_tiles, place, full, buffers.k.index(stage))
-    if V:
-        place = [work.batch, work.kv_head, 0, (block + 1) * COLUMNS]
-        tma.async_copy_global_to_shared(v_tiles, place, full, buffers.v.index(stage))
 
 
 @gluon.jit
@@ -245,27 +231,29 @@ def over_blocks(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
     for back in range(first, last):
         step = earlier + back
-        stage, phase = stage_of(step, STAGES)
+        before, stage = (step - 1) % STAGES, step % STAGES
         block = work.end - 1 - back
         unit, shift = block_scales(tile, scales, block)
         p = ones(state.p, P_LAYOUT)
-        mbarrier.wait(buffers.full.index(stage), phase)
+        mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
         empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
         s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
-        values = buffers.v.index(stage).permute((1, 0))
+        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
+        values = buffers.v.index(before).permute((1, 0))
         if TWO_LEVEL:
             nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
             product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
         else:
             product = warpgroup_mma(p, values, state.output, is_async=True)
         s = warpgroup_mma_wait(1, deps=(s,))
+        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         exps, maximum, row_sum, factor = softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED)
         if BLOCK_VALUE_DIM <= 128:
             # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not
             # put behind the product. At D_v 256, where the products fill the time, it is better there.
-            mbarrier.wait(buffers.full.index(stage), phase)
+            mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
         product = warpgroup_mma_wait(0, deps=(product,))
-        mbarrier.arrive(buffers.empty.index(stage), count=1)
+        mbarrier.arrive(buffers.v_empty.index(before), count=1)
         if TWO_LEVEL:
             output = by_row(state.output, state.factor) + product
         else:
@@ -290,7 +278,7 @@ def consume(
             out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, step,
             consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,
         )  # fmt: skip
-        step += work.end - work.begin + 1
+        step += work.end - work.begin
         tile = next_tile(buffers, count)
         count += 1
     tma.store_wait(0)
@@ -337,11 +325,11 @@ def attend(
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    stage, phase = stage_of(earlier, STAGES)
-    mbarrier.wait(buffers.full.index(stage), phase)
+    stage = earlier % STAGES
+    mbarrier.wait(buffers.k_full.index(stage), (earlier // STAGES) & 1)
     s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(buffers.empty.index(stage), count=1)
+    mbarrier.arrive(buffers.k_empty.index(stage), count=1)
     exps, maximum, row_sum, _ = softmax(s, state, block, unit, shift, tile, work, span, scores, True)
     state = State(fours(exps, P_LAYOUT), output, maximum, row_sum, one)
     right = gl.maximum(work.end - work.whole_end, 1)
@@ -354,16 +342,16 @@ def attend(
         )
     if not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    stage, phase = stage_of(earlier + work.end - work.begin, STAGES)
-    mbarrier.wait(buffers.full.index(stage), phase)
-    values = buffers.v.index(stage).permute((1, 0))
+    step = earlier + work.end - work.begin - 1
+    mbarrier.wait(buffers.v_full.index(step % STAGES), (step // STAGES) & 1)
+    values = buffers.v.index(step % STAGES).permute((1, 0))
     if TWO_LEVEL:
         nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
         product = warpgroup_mma(ones(state.p, P_LAYOUT), values, nothing, use_acc=False)
         output = by_row(state.output, state.factor) + product
     else:
         output = warpgroup_mma(ones(state.p, P_LAYOUT), values, state.output)
-    mbarrier.arrive(buffers.empty.index(stage), count=1)
+    mbarrier.arrive(buffers.v_empty.index(step % STAGES), count=1)
 
     row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), ROW_LAYOUT)
     inverse = tile.v_largest * gl.exp2(-1.0 * LARGEST_P) / gl.where(row_sum == 0.0, 1.0, row_sum)
@@ -392,8 +380,10 @@ def attention_forward_fp8(
         v=shared(v_tiles.dtype, STAGES, BLOCK_VALUE_DIM, COLUMNS),
         q_full=barriers(CONSUMERS, 1),
         q_empty=barriers(CONSUMERS, 1),
-        full=barriers(STAGES, 1),
-        empty=barriers(STAGES, CONSUMERS),
+        k_full=barriers(STAGES, 1),
+        k_empty=barriers(STAGES, CONSUMERS),
+        v_full=barriers(STAGES, 1),
+        v_empty=barriers(STAGES, CONSUMERS),
         next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),
