@@ -27,7 +27,7 @@ KNOBS = (
 def main() -> None:
     torch.manual_seed(0)
     for dim in (64, 128, 256):
-        for how in ({}, {"causal": True}, {"window": (40, 3)}):
+        for how in ({}, {"causal": True}, {"window": (40, 3)}, {"window": (192, 0)}):
             run(f"D {dim} {how}", dim, **how)
         run(f"D {dim} packed", dim, causal=True, cu_seqlens_q=ints(0, 70, 70, 133, LENGTH))
         run(f"D {dim} in fp16", dim, torch.float16, causal=True)
