@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from assay import flash_attention
+from assay.bench.timing import in_turn
 from assay.flash.numerics import Numerics
 from benchmarks.bench_flash_cpu import bench_cpu
 
@@ -73,10 +74,10 @@ def milliseconds(works: list[Work], rounds: int) -> list[float]:
     """Median of each, in turn."""
     times: list[list[float]] = [[] for _ in works]
     for turn in range(rounds + 1):
-        for i, work in enumerate(works):
+        for i in in_turn(len(works), turn):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            work()
+            works[i]()
             end.record()
             torch.cuda.synchronize()
             if turn:

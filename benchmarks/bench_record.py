@@ -2,9 +2,10 @@
 
 bf16, 16,384 tokens, hidden size 2048. Forward, backward, and both together, over head dimensions, lengths and masks;
 other kinds of calls (ragged lengths, GQA, strided views, windows, packed batches) beside cuDNN where it can do them,
-and beside our own plain kernel; the deterministic backward; FP8. All contenders take turns, round by round, each round
-beginning with the next one, and an 8192³ matrix product with them. Random data, every set of inputs larger than the L2
-cache, medians, clocks as found. Calls are captured in CUDA graphs; `--eager` also times them from Python, one by one.
+and beside our own plain kernel; the deterministic backward; FP8. All contenders take turns, round by round, in an
+order in which each follows each other, and an 8192³ matrix product with them. Random data, every set of inputs larger
+than the L2 cache, medians, clocks as found. Calls are captured in CUDA graphs; `--eager` also times them from Python,
+one by one.
 
 Before ours is timed its results are held against cuDNN's: a kernel that is fast and wrong has no figure. Kinds that
 cuDNN cannot do through SDPA (windows, packed batches) are left to the tests.

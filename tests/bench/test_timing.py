@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import pytest
 
-from assay.bench.timing import Stopwatch, Work, host_clock, interleaved
+from assay.bench.timing import Stopwatch, Work, host_clock, in_turn, interleaved
 
 
 class FakeMachine:
@@ -29,10 +32,22 @@ class FakeMachine:
         return (self.now - start) / calls
 
 
-def test_all_take_turns_and_each_round_begins_with_the_next() -> None:
+@pytest.mark.parametrize("count", range(1, 9))
+def test_each_follows_each_other_equally_often(count: int) -> None:
+    rounds = [in_turn(count, turn) for turn in range(count if count % 2 == 0 else 2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in rounds)
+    places = Counter((place, i) for order in rounds for place, i in enumerate(order))
+    follows = Counter(pair for order in rounds for pair in pairwise(order))
+    assert len(places) == count**2
+    assert len(set(places.values())) == 1
+    assert len(follows) == count * (count - 1)
+    assert len(set(follows.values())) <= 1
+
+
+def test_all_take_turns() -> None:
     machine = FakeMachine([2.0, 3.0, 5.0])
     found = list(interleaved(machine.works, machine.clock, 3, 1.0))
-    assert [i for i, _ in found] == [0, 1, 2, 1, 2, 0, 2, 0, 1]
+    assert [i for i, _ in found] == in_turn(3, 0) + in_turn(3, 1) + in_turn(3, 2)
     assert {i: {s for j, s in found if i == j} for i in range(3)} == {0: {2.0}, 1: {3.0}, 2: {5.0}}
     assert {calls for _, calls in machine.asked} == {1}  # a long call is a sample as it is
 

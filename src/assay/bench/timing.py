@@ -47,10 +47,21 @@ def stopwatch_of(device: torch.device) -> Stopwatch:
     return cuda_clock if device.type == "cuda" else host_clock
 
 
+def in_turn(count: int, turn: int) -> list[int]:
+    """Everybody in the order of this round. Each runs after each other equally often (a Williams design).
+
+    A matrix product heats the GPU and fills its cache, and whoever always follows it pays for that. An even number
+    needs as many rounds for it, an odd one twice as many.
+    """
+    zigzag = [count - 1 - i // 2 if i % 2 else i // 2 for i in range(count)]
+    order = [(i + turn) % count for i in zigzag]
+    return order[::-1] if count % 2 and turn % 2 else order
+
+
 def interleaved(
     works: Sequence[Work], stopwatch: Stopwatch, rounds: int, sample_seconds: float
 ) -> Iterator[tuple[int, float | Exception]]:
-    """(which, seconds of one call): every work once a round, each round beginning with the next one.
+    """(which, seconds of one call): every work once a round, in an order that changes (`in_turn`).
 
     As many calls make a sample as take about `sample_seconds`. A work that fails gives its error and is left out
     from then on: what remains is still worth its time.
@@ -58,8 +69,7 @@ def interleaved(
     calls: dict[int, int] = {}
     failed: set[int] = set()
     for turn in range(rounds):
-        for offset in range(len(works)):
-            i = (turn + offset) % len(works)
+        for i in in_turn(len(works), turn):
             if i in failed:
                 continue
             seconds = _attempt(stopwatch, works[i], calls.get(i, 1))
