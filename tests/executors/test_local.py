@@ -48,7 +48,7 @@ for _ in run_tasks(wait_long, [0, 1], 2): pass
 
 
 def wait_long(x: int) -> None:
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\n".encode())  # at once: two workers write to one pipe
     time.sleep(600)
 
 
@@ -58,9 +58,12 @@ def test_workers_end_with_their_parent(kill: signal.Signals) -> None:
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
         assert parent.stdout is not None
-        workers = [int(parent.stdout.readline()) for _ in range(2)]
-        parent.send_signal(kill)
-        parent.wait(timeout=30)
+        try:
+            workers = [int(parent.stdout.readline()) for _ in range(2)]
+            parent.send_signal(kill)
+            parent.wait(timeout=30)
+        finally:
+            parent.kill()
     deadline = time.monotonic() + 30
     while any(map(_alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
