@@ -366,7 +366,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few shapes")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too; seconds of compiling for each shape")
     parser.add_argument("--eager", action="store_true", help="also time calls from Python, without a graph")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each; their median counts")
+    parser.add_argument("--rounds", type=int, default=8, help="samples of each; their median counts")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the record there")
     found = parser.parse_args(words)
