@@ -283,7 +283,7 @@ def test_compile_without_breaks() -> None:
 
     def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out, lse = flash_attention(q * 2, k, v, causal=True, alibi_slopes=slopes, window=(50, 0), return_lse=True)
-        return (out.float().square().sum() + lse.sum()).sin()
+        return out.float().sin().sum() + lse.cos().sum()
 
     expected = torch.autograd.grad(step(q, k, v), (q, k, v))
     found = torch.autograd.grad(torch.compile(step, fullgraph=True)(q, k, v), (q, k, v))
