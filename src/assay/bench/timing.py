@@ -50,7 +50,7 @@ def stopwatch_of(device: torch.device) -> Stopwatch:
 def in_turn(count: int, turn: int) -> list[int]:
     """Everybody in the order of this round. Each runs after each other equally often (a Williams design).
 
-    A matrix product heats the GPU and fills its cache, and whoever always follows it pays for that. An even number
+    What ran before leaves the machine hot or cool and its cache full, and the next one may pay for that. An even number
     needs as many rounds for it, an odd one twice as many.
     """
     zigzag = [count - 1 - i // 2 if i % 2 else i // 2 for i in range(count)]
