@@ -391,7 +391,6 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     compile_first(wanted, arguments.jobs, arguments.flex)
     print(f"compiled in {time.perf_counter() - start:.0f} s")
-    gc.freeze()  # what is imported stays: looking through it takes 0.2 s, and that after every point
     torch.manual_seed(0)
     versions = environment(str(DEVICE)) | {"cudnn": torch.backends.cudnn.version()}
     record = Record(date=datetime.now(UTC).isoformat(timespec="seconds"), environment=versions)
@@ -409,4 +408,5 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what is imported stays: looking through it takes 0.2 s, and that after every point
     main()
