@@ -131,12 +131,16 @@ def leaning(rng: Random, root: str) -> Case | None:
     """ALiBi as a step of Q·Kᵀ: slopes and scales of all sizes, past what 16 bits hold."""
     launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
     launch._few_queries = lambda call: False
-    call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
+    call = leaning_call(rng, random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))]))
+    assert launch.hopper.leans(call)
+    return forward_of(call, None, launch)
+
+
+def leaning_call(rng: Random, call: Any) -> Any:
+    """With slopes and a scale of any size."""
     sizes = 10.0 ** rng.uniform(-6, 6, (len(call.q) if call.cu_seqlens_q is None else call.sequences, call.q.shape[1]))
     scale = float(10.0 ** rng.uniform(-2, 0) * rng.choice([1, -1]))
-    call = replace(call, slopes=torch.tensor(sizes, dtype=torch.float32), scale=scale, right=0, softcap=None)
-    assert launch.hopper_forward_tiles.leans(call)
-    return forward_of(call, None, launch)
+    return replace(call, slopes=torch.tensor(sizes, dtype=torch.float32), scale=scale, right=0, softcap=None)
 
 
 def consumers(rng: Random, root: str) -> Case | None:
@@ -182,11 +186,29 @@ def forward_of(call: Any, skipped: int | None, launch: Any) -> Case | None:
 
 
 def backward(rng: Random, root: str) -> Case | None:
+    launch = backward_launch(rng, root)
+    dims = BACKWARD_DIMS[rng.integers(len(BACKWARD_DIMS))]
+    return backward_of(rng, random_call(rng, launch.Call, dims, 300, deterministic=bool(rng.random() < 0.3)), launch)
+
+
+def leaning_backward(rng: Random, root: str) -> Case | None:
+    """`leaning` of gradients."""
+    launch = backward_launch(rng, root)
+    dims = [(64, 64), (64, 40)][rng.integers(2)]
+    call = leaning_call(rng, random_call(rng, launch.Call, dims, 300, deterministic=bool(rng.random() < 0.3)))
+    assert launch.hopper.leans(call)
+    return backward_of(rng, call, launch)
+
+
+def backward_launch(rng: Random, root: str) -> Any:
     launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
     launch.hopper.CACHED = int(rng.choice([0, 1 << 30]))  # heads share a CTA's time, or each has one alone
     launch.hopper.SHORT = {64: 0, 128: 0}  # dQ is added up, also of few keys
-    dims = BACKWARD_DIMS[rng.integers(len(BACKWARD_DIMS))]
-    call = random_call(rng, launch.Call, dims, most=300, deterministic=bool(rng.random() < 0.3))
+    return launch
+
+
+def backward_of(rng: Random, call: Any, launch: Any) -> Case | None:
+    """Checks the gradients, but of a sequence that is spoilt."""
     if not any(f(call) for name, f in vars(launch.hopper).items() if name.startswith("takes_backward")):
         return None  # only Triton's own kernels would run
     batch, heads, queries = call.q.shape[:3]
@@ -300,6 +322,7 @@ KINDS: dict[str, Callable[[Random, str], Case | None]] = {
     "leaning": leaning,
     "consumers": consumers,
     "backward": backward,
+    "leaning_backward": leaning_backward,
     "fp8": fp8,
 }
 

@@ -56,6 +56,27 @@ FAULTS = {
         "slope = slope * 1.0",
         "AssertionError: ",
     ),
+    "a slope in 16 bits, backward": (
+        "leaning_backward",
+        "hopper_alibi.py",
+        "column % 4 == 1, small,",
+        "column % 4 == 1, 0.0,",
+        "AssertionError: ",
+    ),
+    "the slope of the head before": (
+        "leaning_backward",
+        "hopper_backward.py",
+        "            slope, lean = slope_of(",
+        "            slope, _ = slope_of(",
+        "AssertionError: ",
+    ),
+    "S before its last step": (
+        "leaning_backward",
+        "hopper_backward.py",
+        "s0 = warpgroup_mma_wait(2 + LEANING",
+        "s0 = warpgroup_mma_wait(3 + LEANING",
+        "EmuError: ",
+    ),
 }
 """The kind of calls, the file, what is in it, what takes its place, and what is to be said about that."""
 
@@ -69,7 +90,15 @@ def run(sources: Path, kind: str, cases: int) -> subprocess.CompletedProcess[str
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cases"),
-    [("forward", 40), ("negative", 8), ("leaning", 10), ("consumers", 10), ("backward", 30), ("fp8", 15)],
+    [
+        ("forward", 40),
+        ("negative", 8),
+        ("leaning", 10),
+        ("consumers", 10),
+        ("backward", 30),
+        ("leaning_backward", 10),
+        ("fp8", 15),
+    ],
 )
 def test_random_calls(kind: str, cases: int) -> None:
     done = run(SOURCE.parent, kind, cases)

@@ -51,6 +51,11 @@ def can(call: Call) -> bool:
     )
 
 
+def leans(call: Call) -> bool:
+    """Whether ALiBi can be a step of Q·Kᵀ: a softcap would come in between, and a small scale go past FP16."""
+    return call.near and call.right == 0 and call.softcap is None and abs(call.scale) > 0.01
+
+
 def takes_backward(call: Call) -> bool:
     """Whether the Hopper kernel can do dK and dV of the call, and is the faster one."""
     dims = padded(call.q.shape[3]), padded(call.v.shape[3])
@@ -112,6 +117,8 @@ def backward(
     (batches, heads), dim = q.shape[:2], q.shape[3]
     block, kv_heads, blocks = padded(dim), k.shape[1], call.tiles("k", KEYS)
     room = log2_lse.shape[1]
+    if block == 64 and call.softcap is None and not leans(call):
+        scores = scores._replace(near=None)
     works = batches * kv_heads * (1 if dq_sums is not None and alone(call) else blocks)
     attention_backward_hopper[(min(works, processors(q.device.index)),)](
         *(gluon_tiles(x, 64) for x in (q, k, v, dout)),

@@ -54,7 +54,7 @@ def forward(
         counter(q.device),
         places(call, "q", blocks, rows),
         span,
-        scores if leans(call) else scores._replace(near=None),
+        scores if hopper.leans(call) else scores._replace(near=None),
         batches,
         heads,
         call.group,
@@ -95,13 +95,8 @@ def shape_of(call: Call) -> Shape:
     ALiBi that is not a product takes registers of its own.
     """
     small = max(call.q.shape[3], call.v.shape[3]) <= 64
-    three = small and (call.slopes is None or leans(call)) and not _few_keys(call)
+    three = small and (call.slopes is None or hopper.leans(call)) and not _few_keys(call)
     return _shape(call.q.shape[3], call.v.shape[3], three, _wide(call))
-
-
-def leans(call: Call) -> bool:
-    """Whether ALiBi can be a step of Q·Kᵀ: a softcap would come in between, and a small scale go past FP16."""
-    return call.near and call.right == 0 and call.softcap is None and abs(call.scale) > 0.01
 
 
 def _few_keys(call: Call) -> bool:

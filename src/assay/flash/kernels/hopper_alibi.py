@@ -3,6 +3,8 @@
 Within a block a key's bias is slope · column, the same for all rows and blocks: a product of rank one, which is one
 more step of Q·Kᵀ. `lean_of` takes Q's place in it and `leaning` that of K. What a block has in common, `ahead_of`, and
 what a row has, which its LSE loses, are left to maximum and exponent.
+
+Backward, scores are (keys, rows), and `lean_of_keys` times `leaning_rows` is slope · (key − row).
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -58,4 +60,35 @@ def leaning(dtype: gl.constexpr, COLUMNS: gl.constexpr):
     column = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)), 0)
     buffer = shared(dtype, 1, COLUMNS, 16).index(0)
     buffer.store(((keys - COLUMNS // 2) * gl.where(column == 0, 256, 1)).to(dtype))
+    return buffer
+
+
+@gluon.jit
+def lean_of_keys(slope, scores, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """What 64 keys, counted from the middle one, and 64 rows add to the scores, for a product with `leaning_rows`.
+
+    Twice four columns: the number's 2¹⁵th part, the 2⁸th of what that lacks, and what both lack, twice.
+    """
+    keys = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), 1)
+    column = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)), 0)
+    number = slope / scores.scale * gl.where(column < 4, keys - ROWS // 2, -(ROWS // 2)).to(gl.float32)
+    large = (number / 32768.0).to(dtype).to(gl.float32)
+    number -= large * 32768.0
+    small = (number / 256.0).to(dtype).to(gl.float32)
+    rest = number - small * 256.0
+    return gl.where(column % 4 == 0, large, gl.where(column % 4 == 1, small, rest)).to(dtype)
+
+
+@gluon.jit
+def leaning_rows(dtype: gl.constexpr):
+    """(64 rows, 16) in shared memory: what the parts of `lean_of_keys` are parts of; once for the keys, once for the
+    rows, of which each has its share by how far it is from the middle one.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [4, 1], [1, 0])
+    rows = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), 1)
+    column = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)), 0)
+    part = gl.where(column % 4 == 0, 32768.0, gl.where(column % 4 == 1, 256.0, gl.where(column % 4 == 2, 1.0, 0.0)))
+    share = (rows - ROWS // 2).to(gl.float32) / (ROWS // 2)
+    buffer = shared(dtype, 1, ROWS, 16).index(0)
+    buffer.store((part * gl.where(column < 4, 1.0, gl.where(column < 8, share, 0.0))).to(dtype))
     return buffer

@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_alibi import bounded, lean_of_keys, leaning_rows
 from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce
 from assay.flash.kernels.hopper_backward_sums import NOWHERE, add_q, last_q, multiply_q, place_of_sums
 from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
@@ -67,16 +68,22 @@ def is_masked(block, work):
 
 
 @gluon.jit
-def probabilities(s, lse, first_row, masked, keys, slope, work, span, scores):
-    """P of a tile of S, and what dS is of dP − delta: P again, with a softcap times its derivative."""
+def probabilities(s, lse, first_row, first_key, masked, slope, work, span, scores, LEANING: gl.constexpr):
+    """P of a tile of S, and what dS is of dP − delta: P again, with a softcap times its derivative.
+
+    LEANING: S leans within the tile (see `hopper_alibi`).
+    """
     row = gl.arange(0, ROWS, gl.SliceLayout(0, s.type.layout))
+    keys = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, s.type.layout))
     shift = work.len_k - work.len_q
     unit = scores.scale
     if scores.cap is not None:
         s = tanh(s * scores.scale)
         unit = scores.cap
     bent = s
-    if scores.near is not None:  # counted from the block's first position
+    if LEANING:
+        lse -= slope * (first_key - (first_row + shift)).to(gl.float32)
+    elif scores.near is not None:  # counted from the block's first position
         lse += slope * row.to(gl.float32)
         s += gl.expand_dims(slope / unit * (keys - (first_row + shift)).to(gl.float32), 1)
     s = s * unit
@@ -143,9 +150,9 @@ def step_128(
     v = buffers.v.index(consumer + nothing(step))
     dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
     masked = is_masked(block, work)
-    keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    first_key = work.first_key + consumer * ROWS
     p, slant = probabilities(
-        s, buffers.lse.index(stage).load(COLUMN), block * ROWS, masked, keys, slope, work, span, scores
+        s, buffers.lse.index(stage).load(COLUMN), block * ROWS, first_key, masked, slope, work, span, scores, False
     )
     dv = warpgroup_mma(gl.convert_layout(p.to(dtype), OPERAND), do, dv, is_async=True)
     delta = buffers.delta.index(stage).load(COLUMN)
@@ -177,14 +184,23 @@ def step_128(
 
 
 @gluon.jit
+def leaning(s, lean, buffers):
+    """S, in flight, and with near ALiBi its last step, which is a group of its own."""
+    if buffers.leaning is not None:
+        s = warpgroup_mma(lean, buffers.leaning.permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
 def step_64(
-    step, at, block, dk, dv, before, k, v, buffers, dq_lines, slope, work, span, scores,
+    step, at, block, dk, dv, before, k, v, lean, buffers, dq_lines, slope, work, span, scores,
     consumer: gl.constexpr, ADD_Q: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
-    """A block of 128 rows at D 64, as two parts; `k` and `v` are operands in registers."""
+    """A block of 128 rows at D 64, as two parts; `k`, `v` and ALiBi's `lean` are operands in registers."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    LEANING: gl.constexpr = buffers.leaning is not None
     dtype: gl.constexpr = buffers.k.dtype
     stage, phase = stage_of(step)
     after, phase_after = stage_of(step + 1)
@@ -192,17 +208,18 @@ def step_64(
     q0, q1 = buffers.q.index(stage * 2), buffers.q.index(stage * 2 + 1)
     do0, do1 = buffers.do.index(stage * 2), buffers.do.index(stage * 2 + 1)
     masked = is_masked(block, work)
-    keys = work.first_key + consumer * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    first_key = work.first_key + consumer * ROWS
     mbarrier.wait(buffers.rows_full.index(stage), phase)
-    s0 = warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True)
+    s0 = leaning(warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
     dp0 = warpgroup_mma(v, do0.permute((1, 0)), empty, use_acc=False, is_async=True)
-    s1 = warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True)
-    s0 = warpgroup_mma_wait(2, deps=(s0,))
+    s1 = leaning(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
+    s0 = warpgroup_mma_wait(2 + LEANING, deps=(s0,))
     p0, slant0 = probabilities(
-        s0, buffers.lse.index(stage * 2).load(COLUMN), block * 2 * ROWS, masked, keys, slope, work, span, scores
-    )
+        s0, buffers.lse.index(stage * 2).load(COLUMN), block * 2 * ROWS, first_key, masked, slope, work, span, scores,
+        LEANING,
+    )  # fmt: skip
     dv = warpgroup_mma(gl.convert_layout(p0.to(dtype), OPERAND), do0, dv, is_async=True)
-    dp0 = warpgroup_mma_wait(2, deps=(dp0,))
+    dp0 = warpgroup_mma_wait(2 + LEANING, deps=(dp0,))
     delta = buffers.delta.index(stage * 2).load(COLUMN)
     ds0 = (slant0 * (dp0 - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
@@ -212,8 +229,8 @@ def step_64(
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), empty, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3, deps=(s1,))
     p1, slant1 = probabilities(
-        s1, buffers.lse.index(stage * 2 + 1).load(COLUMN), block * 2 * ROWS + ROWS, masked, keys, slope, work, span,
-        scores,
+        s1, buffers.lse.index(stage * 2 + 1).load(COLUMN), block * 2 * ROWS + ROWS, first_key, masked, slope, work,
+        span, scores, LEANING,
     )  # fmt: skip
     dv = warpgroup_mma(gl.convert_layout(p1.to(dtype), OPERAND), do1, dv, is_async=True)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
@@ -272,7 +289,7 @@ def consume(
         # Tiles of 64 × 64: D 128 has two beside each other, D 64 two one below the other.
         line = ((work.batch * heads + head) * room + work.line) // SIZE
         place = (line + block) * 2 + consumer
-        slope = slope_of(scores, work, heads, head)
+        slope, lean = slope_of(scores, work, buffers, heads, head)
         at = Place(count, gl.where(count > 0, step, -1), step + (work.end - work.begin) * group - 1)
         slot, phase = stage_of(count)
         mbarrier.wait(buffers.k_full.index(slot), phase)
@@ -287,9 +304,10 @@ def consume(
             gl.thread_barrier()
             mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
         for now in range(step, at.last + (0 if BLOCK_DIM == 128 else 1)):
-            block, head, place, slope = go_round(
-                block, head, place, slope, first, now > step, work, scores, heads, room // SIZE, group, APART
-            )
+            block, head, place, slope, lean = go_round(
+                block, head, place, slope, lean, first, now > step, work, scores, buffers, heads, room // SIZE, group,
+                APART,
+            )  # fmt: skip
             if BLOCK_DIM == 128:
                 s, dk, dv = step_128(
                     now, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
@@ -297,16 +315,17 @@ def consume(
                 )  # fmt: skip
             else:
                 dk, dv = step_64(
-                    now, at, block, dk, dv, before, k, v, buffers, dq_lines, slope, work, span, scores,
+                    now, at, block, dk, dv, before, k, v, lean, buffers, dq_lines, slope, work, span, scores,
                     consumer, ADD_Q, FRESH,
                 )  # fmt: skip
             before = place_of_sums(place, work, FRESH)
             block += 1
             place += 2
         if BLOCK_DIM == 128:
-            block, head, place, slope = go_round(
-                block, head, place, slope, first, at.last > step, work, scores, heads, room // SIZE, group, APART
-            )
+            block, head, place, slope, lean = go_round(
+                block, head, place, slope, lean, first, at.last > step, work, scores, buffers, heads, room // SIZE,
+                group, APART,
+            )  # fmt: skip
             s, dk, dv = step_128(
                 at.last, at, block, s, dk, dv, before, buffers, dq_lines, slope, work, span, scores, consumer, ADD_Q,
                 FRESH, True,
@@ -332,7 +351,9 @@ def consume(
 
 
 @gluon.jit
-def go_round(block, head, place, slope, first, begun, work, scores, heads, blocks, group, APART: gl.constexpr):
+def go_round(
+    block, head, place, slope, lean, first, begun, work, scores, buffers, heads, blocks, group, APART: gl.constexpr
+):  # fmt: skip
     """After the last block of rows comes the first; after all, those of the group's next query head, `blocks` on."""
     if APART or group != 1:  # noqa: SIM102 - known when this is compiled
         if block == work.end:
@@ -342,17 +363,22 @@ def go_round(block, head, place, slope, first, begun, work, scores, heads, block
         if begun & (block == first):
             head += 1
             place += blocks * 2
-            slope = slope_of(scores, work, heads, head)
-    return block, head, place, slope
+            slope, lean = slope_of(scores, work, buffers, heads, head)
+    return block, head, place, slope, lean
 
 
 @gluon.jit
-def slope_of(scores, work, heads, head):
-    """ALiBi's slope in units of log₂; 0 without."""
+def slope_of(scores, work, buffers, heads, head):
+    """ALiBi's slope in units of log₂, and the operand for `leaning`; 0 without."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     slope = 0.0
+    lean = 0.0
     if scores.slopes is not None:
         slope = gl.load(scores.slopes + work.sequence * heads + head) * LOG2_E
-    return slope
+    if buffers.leaning is not None:
+        slope = bounded(slope, scores)
+        lean = lean_of_keys(slope, scores, buffers.k.dtype, gl.DotOperandLayout(0, LAYOUT, 2))
+    return slope, lean
 
 
 @gluon.jit
@@ -373,6 +399,7 @@ def attention_backward_hopper(
     PARTS: gl.constexpr = 128 // BLOCK_DIM
     ALL_SEE: gl.constexpr = span.left is None and span.right is None
     APART: gl.constexpr = ADD_Q and not ALONE and BLOCK_DIM == 128 and ALL_SEE  # at D 64 it gains nothing
+    LEANING: gl.constexpr = scores.near is not None and scores.cap is None and BLOCK_DIM == 64
     buffers = Buffers(
         q=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
         do=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
@@ -390,6 +417,7 @@ def attention_backward_hopper(
         rows_empty=barriers(STAGES, 2),
         ds_full=barriers(STAGES, 2),
         ds_empty=barriers(STAGES, 2),
+        leaning=leaning_rows(dtype) if LEANING else None,
         raw=barriers(1, 1).index(0),
         next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         next_full=barriers(2, 1),

@@ -41,6 +41,8 @@ class Buffers(NamedTuple):
     rows_empty: Any
     ds_full: Any
     ds_empty: Any
+    leaning: Any
+    """D 64, near ALiBi: what `lean_of_keys` is multiplied by."""
     raw: Any
     """Packed: a tile is there, and not yet cleaned."""
     next: Any
