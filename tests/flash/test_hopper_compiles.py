@@ -119,6 +119,16 @@ def test_backward_of_heads_alone(monkeypatch: pytest.MonkeyPatch, dim: int, name
     check([kernel for kernel in kernels if "hopper" in kernel.name], full=call.slopes is not None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_backward_of_small_heads_with_a_softcap(deterministic: bool) -> None:
+    case = Case(queries=513, keys=513, causal=True, softcap=30.0, dims=(64, 64), batch=1)
+    call = replace(Drawn(case, torch.bfloat16).call(), deterministic=deterministic)
+    with on_hopper() as kernels:
+        launch.backward(call, torch.zeros_like(call.q), torch.zeros(call.q.shape[:3]), call.q, None, False)
+    check([kernel for kernel in kernels if "hopper" in kernel.name])
+
+
 @pytest.mark.parametrize(
     ("keys", "dim", "deterministic", "expected"),
     [(1024, 128, False, False), (1025, 128, False, True), (1025, 128, True, False), (1024, 64, False, True)],

@@ -201,6 +201,7 @@ def step_64(
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     LEANING: gl.constexpr = buffers.leaning is not None
+    LATE: gl.constexpr = scores.cap is not None  # the second S: the registers do not hold both beside a softcap
     dtype: gl.constexpr = buffers.k.dtype
     stage, phase = stage_of(step)
     after, phase_after = stage_of(step + 1)
@@ -212,13 +213,16 @@ def step_64(
     mbarrier.wait(buffers.rows_full.index(stage), phase)
     s0 = leaning(warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
     dp0 = warpgroup_mma(v, do0.permute((1, 0)), empty, use_acc=False, is_async=True)
-    s1 = leaning(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
-    s0 = warpgroup_mma_wait(2 + LEANING, deps=(s0,))
+    if not LATE:
+        s1 = leaning(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
+    s0 = warpgroup_mma_wait(2 + LEANING - LATE, deps=(s0,))
     p0, slant0 = probabilities(
         s0, buffers.lse.index(stage * 2).load(COLUMN), block * 2 * ROWS, first_key, masked, slope, work, span, scores,
         LEANING,
     )  # fmt: skip
     dv = warpgroup_mma(gl.convert_layout(p0.to(dtype), OPERAND), do0, dv, is_async=True)
+    if LATE:
+        s1 = leaning(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
     dp0 = warpgroup_mma_wait(2 + LEANING, deps=(dp0,))
     delta = buffers.delta.index(stage * 2).load(COLUMN)
     ds0 = (slant0 * (dp0 - gl.expand_dims(delta, 0))).to(dtype)
@@ -227,7 +231,7 @@ def step_64(
         give(ds0, buffers.ds.index((after * 2 + consumer) * 2))
     dk = warpgroup_mma(gl.convert_layout(ds0, OPERAND), q0, dk, is_async=True)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), empty, use_acc=False, is_async=True)
-    s1 = warpgroup_mma_wait(3, deps=(s1,))
+    s1 = warpgroup_mma_wait(3 - LATE, deps=(s1,))
     p1, slant1 = probabilities(
         s1, buffers.lse.index(stage * 2 + 1).load(COLUMN), block * 2 * ROWS + ROWS, first_key, masked, slope, work,
         span, scores, LEANING,
