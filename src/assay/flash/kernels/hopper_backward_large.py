@@ -32,14 +32,15 @@ from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     barriers,
-    claim_tile,
     clean,
     next_tile,
     packed,
     shared,
     tanh,
+    tell_tile,
     unpacked,
 )
+from assay.flash.kernels.hopper_tiles import claim
 
 KEYS = gl.constexpr(64)  # of a tile
 STAGES = gl.constexpr(2)
@@ -126,7 +127,8 @@ def produce(
                 block = work.begin
                 head += 1
             step += 1
-        tile = claim_tile(counter, buffers, count)  # only now: claimed early it may wait here while another CTA is free
+        tile = claim(counter, tiles)  # only now: claimed early it may wait here while another CTA is free
+        tell_tile(tile, buffers, count)
         count += 1
 
 

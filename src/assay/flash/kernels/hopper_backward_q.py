@@ -28,14 +28,15 @@ from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     barriers,
-    claim_tile,
     clean,
     next_tile,
     packed,
     shared,
     tanh,
+    tell_tile,
     unpacked,
 )
+from assay.flash.kernels.hopper_tiles import claim
 
 
 class Buffers(NamedTuple):
@@ -116,7 +117,8 @@ def produce(
             mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
             tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), buffers.v.index(stage))
             step += 1
-        tile = claim_tile(counter, buffers, count)  # only now: claimed early it may wait here while another CTA is free
+        tile = claim(counter, tiles)  # only now: claimed early it may wait here while another CTA is free
+        tell_tile(tile, buffers, count)
         count += 1
 
 
