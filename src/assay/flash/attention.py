@@ -202,7 +202,7 @@ def attend(
         None if softcap is None else float(softcap), float(dropout_p), deterministic, batch_invariant, allow_tf32,
         "" if numerics is None else numerics.encoded(),
     )  # fmt: skip
-    return out.to(dtype), lse
+    return out if out.dtype is dtype else out.to(dtype), lse
 
 
 def checked_scale(scale: float | None, q: Tensor) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+_DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 _LIBRARY = torch.library.Library("assay", "FRAGMENT")
 
 
@@ -33,37 +34,47 @@ def operator(
     name = function.__name__
     schema = torch.library.infer_schema(function, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, function, device)
+    for device in _DEVICES:
+        _LIBRARY.impl(name, function, device.name)
     torch.library.register_fake(f"assay::{name}", fake, lib=_LIBRARY)
     if backward is not None:
         _LIBRARY.impl(
-            name, _recorded(getattr(torch.ops.assay, name).default, backward, setup), "Autograd", with_keyset=True
+            name,
+            _recorded(getattr(torch.ops.assay, name).default, function, backward, setup),
+            "Autograd",
+            with_keyset=True,
         )
     return getattr(torch.ops.assay, name).default
 
 
 def _recorded(
-    op: Any, backward: Callable[..., Any], setup: Callable[..., None] | None
+    op: Any, function: Callable[..., Any], backward: Callable[..., Any], setup: Callable[..., None] | None
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """What runs where autograd may record the call. All arguments are given by position, and none has a default."""
 
     def run(keys: Any, arguments: tuple[Any, ...]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
+            if (keys & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId() in _DEVICES:
+                return function(*arguments)  # what the dispatcher would call, which takes longer to be asked
             return op.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
+    count = 1 + max(i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type))
+
     class Recorded(torch.autograd.Function):
+        """Torch looks at every argument several times: what comes after the last tensor is one."""
+
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            *given, keys = arguments
-            result = run(keys, tuple(given))
+            *tensors, rest, keys = arguments
+            given = (*tensors, *rest)
+            result = run(keys, given)
             if setup is not None:
-                setup(ctx, tuple(given), result)
+                setup(ctx, given, result)
             return result
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            return *backward(ctx, *gradients), None
+            return *backward(ctx, *gradients)[:count], None, None
 
     def call(keys: Any, *arguments: Any) -> Any:
         if in_forward_mode():
@@ -74,7 +85,7 @@ def _recorded(
                     f"{op.name()} has no gradient within torch.func.grad, vjp and jacrev: give the inputs "
                     "requires_grad=True and call backward or torch.autograd.grad."
                 )
-            return Recorded.apply(*arguments, keys)
+            return Recorded.apply(*arguments[:count], arguments[count:], keys)
         return run(keys, arguments)
 
     return call

@@ -6,6 +6,7 @@ They are what torch.compile keeps whole, what autograd records, and where a devi
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -45,7 +46,7 @@ def flash_forward(
     tensors = (q, k, v, bias, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed)
     call = _call(tensors, (scale, left, right, softcap, dropout, deterministic, batch_invariant, tf32, numerics))
     with _device_of(q):
-        out, lse = _backend(q).forward(call)
+        out, lse = _backend(q.is_cuda).forward(call)
     return out, lse
 
 
@@ -82,7 +83,7 @@ def flash_backward(
     tensors = (q, k, v, bias, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed)
     call = _call(tensors, (scale, left, right, softcap, dropout, deterministic, batch_invariant, tf32, numerics))
     with _device_of(q):
-        grads: Gradients = _backend(q).backward(call, out, lse, dout, dlse, needs_bias=needs_bias)
+        grads: Gradients = _backend(q.is_cuda).backward(call, out, lse, dout, dlse, needs_bias=needs_bias)
     dbias, dsinks = (q.new_empty(0) if x is None else x for x in grads[3:])
     return grads.q, grads.k, grads.v, dbias, dsinks
 
@@ -152,14 +153,15 @@ def _call(tensors: _Saved, options: tuple[Any, ...]) -> Call:
     )  # fmt: skip
 
 
-def _backend(q: Tensor) -> Any:
-    """The module whose `forward` and `backward` run on q's device."""
-    return import_module("assay.flash.launch" if q.is_cuda else "assay.flash.cpu")
+@cache
+def _backend(cuda: bool) -> Any:
+    """The module whose `forward` and `backward` run on the device."""
+    return import_module("assay.flash.launch" if cuda else "assay.flash.cpu")
 
 
 def _device_of(q: Tensor) -> Any:
     """Triton launches on the current device, whatever its arguments say."""
-    return torch.cuda.device(q.device) if q.is_cuda else nullcontext()
+    return torch.cuda.device(q.device.index) if q.is_cuda else nullcontext()
 
 
 def _lse_dtype(q: Tensor) -> torch.dtype:
