@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from assay import deviation, flash_attention, golden_attention
-from assay.flash import hopper, ops
+from assay.flash import hopper, ops, replay
 from tests.flash.cases import CASES, Case, Drawn, by_operator, check_against_plain, largest, theirs
 from tests.flash.gpu_inputs import inputs
 
@@ -65,7 +65,9 @@ def added_up() -> Iterator[None]:
     """dQ of few keys, too, if not `deterministic`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "SHORT", dict.fromkeys(hopper.SHORT, 0))
+        replay.forget()
         yield
+    replay.forget()
 
 
 def check(case: Case, dtype: torch.dtype, seed: int = 0, deterministic: bool = False, **scales: float) -> None:
@@ -137,7 +139,9 @@ def portable() -> Iterator[None]:
     """Our Triton kernels in place of the Hopper ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "DIMS", ())
+        replay.forget()
         yield
+    replay.forget()
 
 
 @pytest.mark.parametrize(("heads", "length", "dim"), [(8, 777, 64), (8, 777, 128), (8, 777, 256), (128, 300, 64)])
@@ -167,6 +171,18 @@ def test_deterministic_algorithms_of_torch() -> None:
         torch.use_deterministic_algorithms(False)
     for a, b in zip(found, asked, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", [*CASES, *LARGE])
+def test_calls_that_repeat_have_the_same_bits(name: str) -> None:
+    """Launched again, on other memory, with other numbers: as if for the first time."""
+    case = {**CASES, **LARGE}[name]
+    first, second = (Drawn(case, torch.bfloat16, seed).to("cuda") for seed in (0, 1))
+    by_operator(first, deterministic=True)
+    again = by_operator(second, deterministic=True)
+    replay.forget()
+    for key, x in by_operator(second, deterministic=True).items():
+        assert torch.equal(x, again[key]), key
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

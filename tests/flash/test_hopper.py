@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from assay import deviation
-from assay.flash import counters, launch
+from assay.flash import counters, launch, replay
 from assay.flash.call import Call
 from assay.flash.layout import empty_output
 from tests.flash.cases import Case, Drawn, largest, theirs
@@ -123,7 +123,9 @@ def test_the_number_of_consumers_changes_no_bit(
     results = []
     for three in (False, True):
         monkeypatch.setattr(hopper, "shape_of", lambda _, three=three: hopper._shape(64, 64, three, wide=False))
+        replay.forget()
         results.append(launch.forward(this))
+    replay.forget()
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
 
@@ -180,10 +182,15 @@ def test_streams_and_graphs_at_the_same_time() -> None:
 def test_a_kernel_leaves_its_counter_at_zero() -> None:
     lengths = torch.tensor([0, 100, 100, 1000], device="cuda", dtype=torch.int32)
     packed = replace(call(right=0), cu_seqlens_q=lengths, cu_seqlens_k=lengths)
-    for each in (call(), call(64, right=0), packed):
-        launch.forward(each)
+    for each in (call(), call(64, right=0), call(dim=128, right=0), call(dim=256, right=0), packed):
+        out, lse = launch.forward(each)
         counter = counters.counter(each.q.device)
         assert int(counter[0]) == 0
+        for deterministic in (False, True):
+            this = replace(each, deterministic=deterministic)
+            for _ in range(2):
+                launch.backward(this, out, lse, out.clone(), None, False)
+                assert int(counter[0]) == 0
 
 
 @on_hopper

@@ -22,7 +22,7 @@ def counter(device: torch.device) -> torch.Tensor:
             if device.index in _COUNTERS
             else torch.zeros(1, dtype=torch.int32, device=device)
         )
-    key = device.index, torch.cuda.current_stream(device).cuda_stream
+    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)  # as Triton asks: no Stream is made
     found = _OF_STREAMS.get(key)
     if found is None:
         if device.index not in _COUNTERS:

@@ -12,7 +12,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.flash.layout import padded
 
-_KNOWN: dict[tuple[Any, ...], dict[str, Any]] = {}
+KINDS = (TensorDescriptor, GluonDescriptor)
+_KNOWN: dict[tuple[Any, ...], Any] = {}
 _MOST = 4096
 _NAMES = {
     torch.bfloat16: gl.bfloat16,
@@ -50,16 +51,26 @@ def gluon_fragments(x: torch.Tensor) -> GluonDescriptor:
 
 def _made(kind: type, x: torch.Tensor, rows: int, columns: int, *layout: Any) -> Any:
     key = kind, x.shape, x.stride(), x.dtype, rows, columns
-    fields = _KNOWN.get(key)
-    if fields is None:
+    known = _KNOWN.get(key)
+    if known is None:
         strides = [stride if length > 1 else 16 for stride, length in zip(x.stride()[:3], x.shape[:3], strict=True)]
         checked = kind(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], *layout)
         if len(_KNOWN) >= _MOST:
             _KNOWN.clear()
-        fields = _KNOWN[key] = {name: value for name, value in vars(checked).items() if name != "base"}
-    descriptor: Any = object.__new__(kind)
-    descriptor.__dict__.update(fields, base=x)
-    return descriptor
+        known = _KNOWN[key] = bare(checked)
+    return of(x, known)
+
+
+def bare(descriptor: Any) -> Any:
+    """A descriptor without its tensor."""
+    return of(None, descriptor)
+
+
+def of(x: torch.Tensor | None, like: Any) -> Any:
+    """A descriptor like another, of another tensor of the same shape, strides and dtype: not checked again."""
+    made = object.__new__(type(like))
+    made.__dict__.update(like.__dict__, base=x)
+    return made
 
 
 @cache

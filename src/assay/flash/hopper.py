@@ -6,8 +6,8 @@ import math
 from functools import cache
 
 import torch
-import triton
 
+from assay.flash import replay
 from assay.flash.call import Call
 from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
@@ -95,11 +95,11 @@ def together(call: Call) -> int:
     Head by head; but where a mask makes tiles unequal and there are FEW for each processor, the long ones of the last
     head would begin when others end: as many heads, then, as have two for each. Odd: Triton compiles one form.
     """
-    blocks, slots = triton.cdiv(call.k.shape[2], KEYS), processors(call.q.device.index)
+    blocks, slots = -(-call.k.shape[2] // KEYS), processors(call.q.device.index)
     few = call.k.shape[0] * call.k.shape[1] * blocks < FEW * slots
     if not few or alone(call) or not call.masked:
         return 1
-    return int(triton.cdiv(2 * slots, blocks)) | 1
+    return -(-2 * slots // blocks) | 1
 
 
 def backward(
@@ -120,7 +120,9 @@ def backward(
     if block == 64 and call.softcap is None and not leans(call):
         scores = scores._replace(near=None)
     works = batches * kv_heads * (1 if dq_sums is not None and alone(call) else blocks)
-    attention_backward_hopper[(min(works, processors(q.device.index)),)](
+    replay.launch(
+        attention_backward_hopper,
+        (min(works, processors(q.device.index)),),
         *(gluon_tiles(x, 64) for x in (q, k, v, dout)),
         gluon_lines(log2_lse),
         gluon_lines(delta),
@@ -151,7 +153,8 @@ def backward(
     )
     if dq_sums is not None:
         blocks = call.tiles("q", ROWS)
-        attention_cast_dq[(blocks * 2 * (block // 64), heads, batches)](
+        replay.launch(
+            attention_cast_dq, (blocks * 2 * (block // 64), heads, batches),
             dq_sums, dq, dq.stride()[:3], places(call, "q", blocks, ROWS), span, call.scale, room,
             heads, dim, block,
         )  # fmt: skip
@@ -169,7 +172,9 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
     large = max(dim, value_dim) > 128
     batches, heads = q.shape[:2]
     blocks = call.tiles("q", ROWS)
-    attention_backward_q_hopper[(min(blocks * batches * heads, processors(q.device.index)),)](
+    replay.launch(
+        attention_backward_q_hopper,
+        (min(blocks * batches * heads, processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),
         gluon_tiles(k, keys),
@@ -181,7 +186,7 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
         delta,
         log2_lse.shape[1],
         call.scale,
-        torch.zeros(1, dtype=torch.int32, device=q.device),
+        counter(q.device),
         places(call, "q", blocks, ROWS),
         span,
         scores,
@@ -211,7 +216,9 @@ def backward_kv_large(
     q, k, v, dout, log2_lse, delta = tensors
     batches, kv_heads = k.shape[:2]
     blocks = call.tiles("k", KEYS_LARGE)
-    attention_backward_kv_large[(min(blocks * batches * kv_heads, processors(q.device.index)),)](
+    replay.launch(
+        attention_backward_kv_large,
+        (min(blocks * batches * kv_heads, processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),
         gluon_tiles(k, KEYS_LARGE),
@@ -226,7 +233,7 @@ def backward_kv_large(
         dv.stride()[:3],
         log2_lse.shape[1],
         abs(call.scale),
-        torch.zeros(1, dtype=torch.int32, device=q.device),
+        counter(q.device),
         places(call, "k", blocks, KEYS_LARGE),
         span,
         scores,

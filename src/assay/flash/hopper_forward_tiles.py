@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from assay.flash import hopper
+from assay.flash import hopper, replay
 from assay.flash.call import Call
 from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_tiles
@@ -42,7 +42,9 @@ def forward(
     batches, heads = q.shape[:2]
     rows = 64 * shape.consumers
     blocks = call.tiles("q", rows)
-    attention_forward_tiles[(min(blocks * batches * heads, hopper.processors(q.device.index)),)](
+    replay.launch(
+        attention_forward_tiles,
+        (min(blocks * batches * heads, hopper.processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(k, shape.columns),
         gluon_tiles(v, shape.columns),

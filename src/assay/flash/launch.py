@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.flash import decode, hopper, hopper_forward_tiles
+from assay.flash import decode, hopper, hopper_forward_tiles, replay
 from assay.flash.call import Call, Gradients
 from assay.flash.descriptors import row_tiles, tiles
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, attention_prepare_backward
@@ -20,7 +20,7 @@ from assay.flash.kernels.tile import Dropout, Scores, Span, precision
 from assay.flash.layout import aligned, empty_gradient, empty_output, padded
 from assay.flash.numerics import SHIPPED, Numerics
 from assay.flash.places import places
-from assay.flash.tuning import Tile, tile_for
+from assay.flash.tuning import Tile, is_trying, tile_for
 
 FEW, MANY = 16, 1024
 """Queries and keys from which on the keys are split."""
@@ -40,11 +40,25 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     if _few_queries(call):
         split, lse = decode.launch(_as_decoding(call))
         out.copy_(split)
-    elif hopper_forward_tiles.takes(call):
-        hopper_forward_tiles.forward(call, *_positive_scale(call), out, lse, _span(call), _scores(call))
     else:
-        _forward(call, out, lse)
+        _replayed("forward", call, (out, lse), lambda: _forward(call, out, lse))
     return out, lse
+
+
+def _replayed(name: str, call: Call, results: tuple[torch.Tensor | None, ...], work: Callable[[], None]) -> None:
+    """`work`, which only launches kernels, from what the call says. As before, where there was one like it.
+
+    Not where kernels take what was counted of packed sequences, nor for a scale of 0, which is one key with −0.
+    """
+    if call.packed or is_trying() or call.scale == 0 or not replay.can(call.q):
+        work()
+        return
+    tensors = (call.q, call.k, call.v, call.bias, call.slopes, call.sinks, call.seed, *results)
+    options = (
+        name, call.scale, call.left, call.right, call.softcap, call.dropout, call.deterministic, call.batch_invariant,
+        call.tf32, call.numerics,
+    )  # fmt: skip
+    replay.replayed(tensors, options, work)
 
 
 def _few_queries(call: Call) -> bool:
@@ -75,8 +89,13 @@ def _as_decoding(call: Call) -> decode.CacheCall:
 
 def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
     q, k, v = _positive_scale(call)
+    if hopper_forward_tiles.takes(call):
+        hopper_forward_tiles.forward(call, q, k, v, out, lse, _span(call), _scores(call))
+        return
     tile = tile_for("forward", call)
-    attention_forward[(call.tiles("q", tile.rows), q.shape[1], q.shape[0])](
+    replay.launch(
+        attention_forward,
+        (call.tiles("q", tile.rows), q.shape[1], q.shape[0]),
         tiles(q, tile.rows),
         tiles(k, tile.columns),
         tiles(v, tile.columns),
@@ -108,48 +127,79 @@ def backward(
         if dsinks is not None and dlse is not None:  # without keys the LSE is the sink
             dsinks += dlse.sum((0, 2)).to(dsinks.dtype)
         return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), dbias, dsinks)
-    log2_lse, delta, dq_sums = _prepared(call, out, lse, dout, dlse, hopper.adds_up(call))
-    rest = (_span(call), _scores(call))
-    tensors = (*_positive_scale(call), aligned(dout), log2_lse, delta)
-    if hopper.takes_backward(call):
-        hopper.backward(call, tensors, dq_sums, dq, dk, dv, *rest)
-    elif hopper.takes_backward_kv_large(call):
-        hopper.backward_kv_large(call, tensors, dk, dv, *rest)
-    else:
-        _backward_kv(call, tensors, dk, dv, rest)
-    if dq_sums is None and hopper.takes_backward_q(call):
-        hopper.backward_q(call, tensors, dq, *rest)
-    elif dq_sums is None:
-        _backward_q(call, tensors, dq, rest)
-    dbias = dsinks = None
-    if needs_bias and call.bias is not None:
-        dbias = _backward_bias(call, call.bias, tensors, rest)
+    log2_lse, delta = _rows(call, lse)
+    dbias = call.bias.new_empty(call.bias.shape) if needs_bias and call.bias is not None else None
+    grads = Gradients(dq, dk, dv, dbias, None)
+    given = (out, lse, dout, dlse, log2_lse, delta)
+    _replayed("backward", call, (*given, *grads), lambda: _backward(call, *given, grads))
     if call.sinks is not None:  # dP of the sink is 0: it has no value
         share = torch.exp(call.sinks.float()[:, None] - lse).masked_fill_(lse == -torch.inf, 0.0)
         dsinks = -(share * _lines(call, delta)).sum((0, 2)).to(call.sinks.dtype)
-    return Gradients(dq, dk, dv, dbias, dsinks)
+        return grads._replace(sinks=dsinks)
+    return grads
 
 
-def _prepared(
-    call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None, adds_up: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The LSE in units of log₂, and delta, each (B·H, room): see `line_of`; and room for dQ, if it `adds_up`:
-    0s, or what `overwrites`.
-    """
-    (batch, heads, queries), dim, cu = lse.shape, out.shape[3], call.cu_seqlens_q
-    room = (triton.cdiv(queries, LARGEST_ROWS) + (0 if cu is None else len(cu))) * LARGEST_ROWS
+def _backward(
+    call: Call,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    log2_lse: torch.Tensor,
+    delta: torch.Tensor,
+    grads: Gradients,
+) -> None:
+    """Fill the gradients, but the sinks'; and `log2_lse` and `delta`."""
+    adds_up, span = hopper.adds_up(call), _span(call)
+    sums = (*log2_lse.shape, padded(call.q.shape[3]))
+    dq_sums = replay.room(sums, torch.float32, lse.device) if adds_up else None
+    _prepare(call, out, lse, dout, dlse, log2_lse, delta, dq_sums, span)
+    rest = (span, _scores(call))
+    tensors = (*_positive_scale(call), aligned(dout), log2_lse, delta)
+    if hopper.takes_backward(call):
+        hopper.backward(call, tensors, dq_sums, grads.q, grads.k, grads.v, *rest)
+    elif hopper.takes_backward_kv_large(call):
+        hopper.backward_kv_large(call, tensors, grads.k, grads.v, *rest)
+    else:
+        _backward_kv(call, tensors, grads.k, grads.v, rest)
+    if dq_sums is None and hopper.takes_backward_q(call):
+        hopper.backward_q(call, tensors, grads.q, *rest)
+    elif dq_sums is None:
+        _backward_q(call, tensors, grads.q, rest)
+    if grads.bias is not None:
+        _backward_bias(call, grads.bias, tensors, rest)
+
+
+def _rows(call: Call, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For the LSE in units of log₂, and delta, each (B·H, room): see `line_of`."""
+    (batch, heads, queries), cu = lse.shape, call.cu_seqlens_q
+    room = (-(-queries // LARGEST_ROWS) + (0 if cu is None else len(cu))) * LARGEST_ROWS
     make = lse.new_empty if cu is None else lse.new_zeros  # packed: a sequence without rows has a line all the same
-    log2_lse, delta = make(2, batch * heads, room)
-    sums = lse.new_empty(batch * heads, room, padded(dim)) if adds_up else None
+    return make(batch * heads, room), make(batch * heads, room)
+
+
+def _prepare(
+    call: Call,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    log2_lse: torch.Tensor,
+    delta: torch.Tensor,
+    dq_sums: torch.Tensor | None,
+    span: Span,
+) -> None:
+    """Fill `log2_lse` and `delta`; and `dq_sums` with 0s, but for what `overwrites` it."""
+    (batch, heads), dim, room = lse.shape[:2], out.shape[3], delta.shape[1]
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
-    rows = 64 if cu is None else LARGEST_ROWS
-    zeros = None if sums is None or hopper.overwrites(call) else sums
-    blocks = triton.cdiv(room, rows) if cu is None else call.tiles("q", rows)
-    attention_prepare_backward[(blocks, heads, batch)](
+    rows = LARGEST_ROWS if call.packed else 64
+    zeros = None if dq_sums is None or hopper.overwrites(call) else dq_sums
+    blocks = call.tiles("q", rows) if call.packed else -(-room // rows)
+    replay.launch(
+        attention_prepare_backward, (blocks, heads, batch),
         out, dout, lse, dlse, log2_lse, delta, zeros, *strides, places(call, "q", blocks, rows),
-        _span(call), room, heads, dim, padded(dim), rows, num_warps=rows // 16,
+        span, room, heads, dim, padded(dim), rows, num_warps=rows // 16,
     )  # fmt: skip
-    return log2_lse, delta, sums
 
 
 def _lines(call: Call, x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +222,9 @@ def _backward_kv(
     for wanted in ("k", "v") if large else ("kv",):
         tile = tile_for(f"backward_{wanted}", call)
         matrices, rows = _all_tiles(tensors, tile)
-        attention_backward_kv[(call.tiles("k", tile.columns), dk.shape[1], dk.shape[0])](
+        replay.launch(
+            attention_backward_kv,
+            (call.tiles("k", tile.columns), dk.shape[1], dk.shape[0]),
             *matrices,
             dk,
             dv,
@@ -196,7 +248,9 @@ def _backward_kv(
 def _backward_q(call: Call, tensors: hopper.Tensors, dq: torch.Tensor, rest: tuple[Any, ...]) -> None:
     tile = tile_for("backward_q", call)
     matrices, rows = _all_tiles(tensors, tile)
-    attention_backward_q[(call.tiles("q", tile.rows), dq.shape[1], dq.shape[0])](
+    replay.launch(
+        attention_backward_q,
+        (call.tiles("q", tile.rows), dq.shape[1], dq.shape[0]),
         *matrices,
         dq,
         dq.stride()[:3],
@@ -213,11 +267,13 @@ def _backward_q(call: Call, tensors: hopper.Tensors, dq: torch.Tensor, rest: tup
     )
 
 
-def _backward_bias(call: Call, bias: torch.Tensor, tensors: hopper.Tensors, rest: tuple[Any, ...]) -> torch.Tensor:
-    dbias, tile = bias.new_empty(bias.shape), tile_for("backward_bias", call)
-    grid, summed = _bias_grid(call, bias, tile)
+def _backward_bias(call: Call, dbias: torch.Tensor, tensors: hopper.Tensors, rest: tuple[Any, ...]) -> None:
+    tile = tile_for("backward_bias", call)
+    grid, summed = _bias_grid(call, dbias, tile)
     matrices, rows = _all_tiles(tensors, tile)
-    attention_backward_bias[grid](
+    replay.launch(
+        attention_backward_bias,
+        grid,
         *matrices,
         dbias,
         dbias.stride(),
@@ -227,11 +283,10 @@ def _backward_bias(call: Call, bias: torch.Tensor, tensors: hopper.Tensors, rest
         summed,
         heads=call.q.shape[1],
         group=call.group,
-        SUM_ROWS=bias.shape[2] != call.q.shape[2],
-        SUM_KEYS=bias.shape[3] != call.k.shape[2],
+        SUM_ROWS=dbias.shape[2] != call.q.shape[2],
+        SUM_KEYS=dbias.shape[3] != call.k.shape[2],
         **_sizes(call, tile),
     )
-    return dbias
 
 
 def key_blocks(call: Call) -> tuple[int, bool]:
@@ -324,7 +379,7 @@ def _knobs(numerics: Numerics, dtype: torch.dtype) -> Knobs:
 
 def _bias_grid(call: Call, bias: torch.Tensor, tile: Tile) -> tuple[tuple[int, int, int], tuple[int, ...]]:
     """Programs, and how many batches, heads, blocks of rows and of keys one sums up: 1, or all where bias has 1."""
-    blocks = (*call.q.shape[:2], triton.cdiv(call.q.shape[2], tile.rows), triton.cdiv(call.k.shape[2], tile.columns))
+    blocks = (*call.q.shape[:2], -(-call.q.shape[2] // tile.rows), -(-call.k.shape[2] // tile.columns))
     lengths = (*call.q.shape[:3], call.k.shape[2])
     own = [size == full for size, full in zip(bias.shape, lengths, strict=True)]
     batches, heads, rows, columns = (count if mine else 1 for count, mine in zip(blocks, own, strict=True))

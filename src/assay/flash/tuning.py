@@ -48,6 +48,11 @@ def trying(tiles: dict[str, Tile]) -> Iterator[None]:
         _TRIED.update(before)
 
 
+def is_trying() -> bool:
+    """Whether tiles are not those of the table."""
+    return bool(_TRIED)
+
+
 def tile_for(kernel: str, call: Call) -> Tile:
     """The tile that `kernel` takes for this call."""
     if kernel in _TRIED:

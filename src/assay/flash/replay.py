@@ -1,0 +1,195 @@
+"""What a call launches, kept: the next call of the same kind launches it again, with its own tensors.
+
+Tiles, grids, descriptors and Triton's choice of a compiled kernel follow from shapes, strides, dtypes and options, in
+Python: that takes longer than a short kernel. All of these are in the key, by value, which tells more calls apart than
+Triton does (by dtypes, by numbers that are 1 or multiples of 16, by what is None, by constants). Of an address it asks
+whether it is a multiple of 16: here all are, or nothing is kept or taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.language import constexpr
+
+from assay.flash import descriptors
+from assay.flash.counters import counter
+
+Given = tuple[torch.Tensor | None, ...]
+_Mover = Callable[[list[Any]], Any]
+"""From a call's tensors, what one of its arguments is."""
+_MOST = 4096
+
+
+class _Launch(NamedTuple):
+    kernel: CompiledKernel
+    grid: tuple[int, int, int]
+    arguments: list[Any]
+    """Of the kernel, with None in place of what moves."""
+    moving: list[tuple[int, _Mover]]
+
+
+class _Kept(NamedTuple):
+    launches: list[_Launch]
+    rooms: list[tuple[tuple[int, ...], torch.dtype]]
+    counts: bool
+    """Whether a kernel takes a counter."""
+
+
+class _Recording:
+    """Of one call: tensors have the numbers of those that are given, then the counter's, then those of rooms."""
+
+    def __init__(self, given: Given) -> None:
+        self.tensors = [*given, counter(_device(given))]
+        self.number = {id(x): i for i, x in enumerate(self.tensors) if x is not None}
+        self.distinct = len(self.number) == sum(x is not None for x in self.tensors)
+        self.complete = True
+        self.kept = _Kept([], [], counts=False)
+        self.counter = len(given)
+
+    def add(self, kernel: Any, compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], named: Any) -> None:
+        if compiled is None or not isinstance(compiled, CompiledKernel):  # None: by an interpreter
+            self.complete = False
+            return
+        arguments, moving = [*args], []
+        arguments += [named.get(parameter.name, parameter.default) for parameter in kernel.params[len(args) :]]
+        try:
+            for i, parameter in enumerate(kernel.params):
+                mover = None if parameter.is_constexpr else self._mover(arguments[i])
+                if mover is not None:
+                    moving.append((i, mover))
+                    arguments[i] = None  # nothing of this call's is kept
+        except _UnknownError:
+            self.complete = False
+        x, y, z = (*grid, 1, 1)[:3]
+        self.kept.launches.append(_Launch(compiled, (x, y, z), arguments, moving))
+
+    def _mover(self, value: Any) -> _Mover | None:
+        """None for what is the same in every call of this kind."""
+        if isinstance(value, torch.Tensor):
+            return itemgetter(self._number(value))
+        if isinstance(value, descriptors.KINDS):
+            bare, number = descriptors.bare(value), self._number(value.base)
+            return lambda tensors: descriptors.of(tensors[number], bare)
+        if isinstance(value, tuple):
+            parts = [self._mover(x) for x in value]
+            if not any(parts):
+                return None
+            known = [None if part else x for x, part in zip(value, parts, strict=True)]
+            make = getattr(type(value), "_make", tuple)
+            return lambda tensors: make([part(tensors) if part else x for x, part in zip(known, parts, strict=True)])
+        if value is None or isinstance(value, int | float | str | constexpr):
+            return None
+        raise _UnknownError
+
+    def _number(self, x: torch.Tensor) -> int:
+        number = self.number.get(id(x))
+        if number is None:
+            raise _UnknownError
+        if number == self.counter:
+            self.kept = self.kept._replace(counts=True)
+        return number
+
+
+class _UnknownError(Exception):
+    """An argument that a later call's cannot be made from."""
+
+
+class _Here(threading.local):
+    recording: _Recording | None = None
+
+
+_HERE = _Here()
+_KNOWN: dict[tuple[Any, ...], _Kept | None] = {}
+
+
+def can(x: torch.Tensor) -> bool:
+    """Not in the interpreter, which compiles nothing."""
+    return x.is_cuda
+
+
+def replayed(given: Given, options: tuple[Any, ...], work: Callable[[], None]) -> None:
+    """`work()`, or what it launched for a call of the same kind.
+
+    It only launches, by `launch` below. Everything that it reads is in `options` or follows from the tensors' shapes,
+    strides, dtypes and device; it takes further memory from `room`. One that gives a kernel another tensor is not kept.
+    """
+    key = _key(given, options)
+    kept = None if key is None else _KNOWN.get(key)
+    if kept is not None:
+        _launch_again(kept, given)
+    elif key is None or key in _KNOWN or torch.cuda.is_current_stream_capturing():  # with a counter of its own
+        work()
+    else:
+        _record(key, given, work)
+
+
+def _key(given: Given, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """None: there is an address that is no multiple of 16."""
+    modes = torch.are_deterministic_algorithms_enabled(), knobs.runtime.debug, knobs.compilation.instrumentation_mode
+    key = [_device(given), options, modes]
+    for x in given:
+        if x is None:
+            key.append(None)
+        elif x.data_ptr() % 16:
+            return None
+        else:
+            key += x.shape, x.stride(), x.dtype
+    return tuple(key)
+
+
+def _record(key: tuple[Any, ...], given: Given, work: Callable[[], None]) -> None:
+    recording = _HERE.recording = _Recording(given)
+    try:
+        work()
+    finally:
+        _HERE.recording = None
+    if recording.distinct:  # else nobody can tell which of them an argument is
+        if len(_KNOWN) >= _MOST:
+            _KNOWN.clear()
+        _KNOWN[key] = recording.kept if recording.complete else None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+    """`kernel[grid](*args, **named)`, recorded if a call is."""
+    compiled = kernel[grid](*args, **named)
+    if _HERE.recording is not None:
+        _HERE.recording.add(kernel, compiled, grid, args, named)
+
+
+def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that the kernels of one call hand on; a call that is replayed has its own."""
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if (recording := _HERE.recording) is not None:
+        recording.number[id(made)] = len(recording.tensors)
+        recording.tensors.append(made)
+        recording.kept.rooms.append((shape, dtype))
+    return made
+
+
+def forget() -> None:
+    """All calls: for who changes how calls are launched."""
+    _KNOWN.clear()
+
+
+def _launch_again(kept: _Kept, given: Given) -> None:
+    device = _device(given)
+    tensors = [*given, counter(device) if kept.counts else None]
+    for shape, dtype in kept.rooms:
+        tensors.append(torch.empty(shape, dtype=dtype, device=device))
+    for kernel, grid, arguments, moving in kept.launches:
+        arguments = arguments.copy()
+        for i, mover in moving:
+            arguments[i] = mover(tensors)
+        kernel[grid](*arguments)
+
+
+def _device(given: Given) -> torch.device:
+    assert given[0] is not None
+    return given[0].device

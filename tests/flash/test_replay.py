@@ -1,0 +1,260 @@
+"""Calls that repeat: what is launched again is what the launch code would launch, by the kernel Triton would take."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import KernelInterface
+
+from assay.flash import descriptors, hopper, hopper_forward_tiles, launch, replay
+from assay.flash.call import Call
+from assay.flash.layout import aligned
+from tests.flash.emulated_calls import random_call
+from tests.flash.machine_code import _Offline
+
+DIMS = ((64, 64), (128, 128), (256, 256), (64, 128), (40, 24))
+ZERO = torch.zeros(4, dtype=torch.int32)
+
+
+class Asked:
+    """What Triton was asked to launch. Tensors have the numbers in which they came."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.tensors: list[torch.Tensor] = []
+        self.again = 0
+
+    def add(self, kernel: Any, grid: tuple[int, ...], bound: Any, options: dict[str, Any]) -> None:
+        arguments = [self._named(x) for x in bound]
+        self.launches.append((kernel.fn.__name__, (*grid, 1, 1)[:3], arguments, options))
+
+    def _named(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            same = [i for i, known in enumerate(self.tensors) if known is x]
+            if not same:
+                self.tensors.append(x)
+            return same[0] if same else len(self.tensors) - 1, x.shape, x.stride(), x.dtype
+        if isinstance(x, descriptors.KINDS):
+            return type(x), self._named(x.base), x.shape, x.strides, x.block_shape, getattr(x, "layout", None)
+        return type(x), tuple(map(self._named, x)) if isinstance(x, tuple) else repr(x)
+
+
+class Compiled(CompiledKernel):  # type: ignore[misc]
+    """For what Triton would have compiled it for."""
+
+    def __init__(self, kernel: Any, specialization: Any, options: dict[str, Any], asked: Asked) -> None:
+        self.kernel, self.specialization, self.options, self.asked = kernel, specialization, options, asked
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        def run(*arguments: Any) -> None:
+            bound, specialization, _ = self.kernel.device_caches[0][4](*arguments)
+            assert specialization == self.specialization
+            self.asked.again += 1
+            self.asked.add(self.kernel, grid, bound.values(), self.options)
+
+        return run
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
+    """Calls on CPU tensors go where those on an H200's would; nothing is compiled."""
+    found = Asked()
+
+    def ask(self: Any, grid: Any) -> Any:
+        def run(*args: Any, **named: Any) -> Compiled:
+            bound, specialization, options = self.device_caches[0][4](*args, **named)
+            found.add(self, grid, bound.values(), options)
+            return Compiled(self, specialization, options, found)
+
+        return run
+
+    monkeypatch.setattr(KernelInterface, "__getitem__", ask)
+    monkeypatch.setattr(driver, "_active", _Offline())
+    monkeypatch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
+    monkeypatch.setattr(hopper, "processors", lambda index: 132)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for module in (hopper, hopper_forward_tiles, replay):
+        monkeypatch.setattr(module, "counter", lambda device: ZERO)
+    monkeypatch.setattr(replay, "can", lambda x: True)
+    replay.forget()
+    yield found
+    replay.forget()
+
+
+def other(x: Any) -> Any:
+    """A tensor of the same form, elsewhere."""
+    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+
+
+def renewed(call: Call) -> Call:
+    return replace(call, **{name: other(getattr(call, name)) for name in ("q", "k", "v", "slopes", "sinks", "bias")})
+
+
+def launched(asked: Asked, call: Call, dout: torch.Tensor, dlse: torch.Tensor | None) -> list[Any]:
+    """By forward and backward; the tensors that are given come first."""
+    asked.launches.clear()
+    out = torch.zeros(*call.q.shape[:3], call.v.shape[3], dtype=call.q.dtype)
+    lse = torch.zeros(call.q.shape[:3])
+    given = (call.q, call.k, call.v, call.slopes, call.sinks, call.bias, out, lse, dout, dlse, ZERO)
+    asked.tensors = [x for x in given if x is not None]
+    launch.forward(call)
+    launch.backward(call, out, lse, dout, dlse, call.bias is not None)
+    return list(asked.launches)
+
+
+def drawn(rng: np.random.Generator) -> tuple[Call, torch.Tensor, torch.Tensor | None]:
+    call = random_call(rng, Call, DIMS[rng.integers(len(DIMS))], deterministic=bool(rng.random() < 0.3))
+    call = replace(call, batch_invariant=bool(rng.random() < 0.2), scale=float(rng.choice([call.scale, 1.0, 16.0])))
+    dout = torch.empty(*call.q.shape[:3], call.v.shape[3], dtype=call.q.dtype)
+    if rng.random() < 0.3:
+        dout = dout[:, :, :1].expand(dout.shape) if rng.random() < 0.5 else dout.mT.contiguous().mT
+    if rng.random() < 0.2 and not call.packed:
+        bias = torch.empty(1, 1, call.q.shape[2], call.k.shape[2], dtype=call.q.dtype)
+        call = replace(call, bias=bias, slopes=None)
+    return call, dout, torch.empty(call.q.shape[:3]) if rng.random() < 0.3 else None
+
+
+def beside(call: Call, dout: torch.Tensor, dlse: torch.Tensor | None) -> Iterator[Any]:
+    """The call, and those that differ from it in one tensor's strides, in the dtype, or in the batch alone."""
+    yield call, dout, dlse
+    names = ("q", "k", "v")
+    for name in names:
+        other_strides: Any = {name: turned(getattr(call, name))}
+        yield replace(call, **other_strides), dout, dlse
+    yield call, turned(dout), dlse
+    if dlse is not None:
+        yield call, dout, dlse.mT.contiguous().mT
+    half = torch.float16 if call.q.dtype == torch.bfloat16 else torch.bfloat16
+    other_dtype: Any = {name: getattr(call, name).to(half) for name in names}
+    yield replace(call, **other_dtype), dout.to(half), dlse
+    slopes = None if call.slopes is None or call.packed else call.slopes[:1]
+    first: Any = {name: getattr(call, name)[:1] for name in names}
+    yield replace(call, **first, slopes=slopes), dout[:1], None if dlse is None else dlse[:1]
+    if call.sinks is not None:
+        yield replace(call, sinks=call.sinks.double()), dout, dlse
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """(B, N, H, D) in memory, with room between the heads."""
+    batch, heads, length, dim = x.shape
+    return x.new_empty(batch, length, heads, dim + 8)[..., :dim].transpose(1, 2)
+
+
+def test_what_is_launched_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call after call, one memory for all: the key tells apart what is launched in another way."""
+    rng = np.random.default_rng(0)
+    again = 0
+    few = [each for _ in range(25) for each in beside(*drawn(rng))]
+    for turn in range(2):
+        for call, dout, dlse in few:
+            call, dout, dlse = renewed(call), other(dout), other(dlse)
+            asked.again = 0
+            found = launched(asked, call, dout, dlse)
+            again += asked.again > 0
+            if turn:
+                assert asked.again in (0, len(found)) or call.scale < 0 or not same_place(dout)
+            with monkeypatch.context() as patch:
+                patch.setattr(replay, "can", lambda x: False)
+                assert found == launched(asked, call, dout, dlse)
+    assert again > 60
+
+
+def same_place(dout: torch.Tensor) -> bool:
+    """Whether the kernels take it as it is."""
+    return aligned(dout) is dout
+
+
+def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> Call:
+    return Call(q=q, k=k, v=v, scale=0.3, **how)
+
+
+def three(dim: int = 64) -> list[torch.Tensor]:
+    return [torch.empty(1, 2, 300, dim, dtype=torch.bfloat16) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": 0.25}, {"left": 100}, {"right": 0}, {"right": 16}, {"softcap": 5.0}, {"deterministic": True},
+        {"sinks": torch.zeros(2)}, {"slopes": torch.zeros(1, 2), "right": 0}, {"batch_invariant": True}, {"tf32": True},
+    ],
+    ids=lambda change: ", ".join(change),
+)  # fmt: skip
+def test_another_kind_is_not_taken_for_it(asked: Asked, change: dict[str, Any]) -> None:
+    launch.forward(call_of(*three()))
+    launch.forward(call_of(*three()))
+    assert asked.again == 1
+    launch.forward(replace(call_of(*three()), **change))
+    assert asked.again == 1
+
+
+def test_switches_are_part_of_the_kind(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch.forward(call_of(*three()))
+    for target, name, value in (
+        (torch, "are_deterministic_algorithms_enabled", lambda: True),
+        (knobs.runtime, "debug", True),
+        (knobs.compilation, "instrumentation_mode", "x"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, value)
+            launch.forward(call_of(*three()))
+    assert asked.again == 0
+
+
+def test_one_tensor_twice(asked: Asked) -> None:
+    """Is not kept: which of the two would an argument be?"""
+    q, k, v = three()
+    for x in ((q, q, q), (q, k, k)):
+        launch.forward(call_of(*x))
+    asked.launches.clear()
+    asked.tensors = [q, k, v]
+    launch.forward(call_of(q, k, v))
+    assert asked.again == 0
+    launch.forward(call_of(q, q, q))  # now it is known which is which
+    assert asked.again == 1
+    bases = [argument[1][0] for argument in asked.launches[-1][2][:3]]
+    assert bases == [0, 0, 0]
+
+
+def test_addresses_that_are_no_multiple_of_16(asked: Asked) -> None:
+    q, k, v = three()
+    aside = torch.empty(q.numel() + 8, dtype=q.dtype)[4:-4].view(q.shape)
+    assert aside.data_ptr() % 16 == 8
+    launch.forward(call_of(q, k, v))
+    launch.forward(call_of(aside, k, v))
+    assert asked.again == 0
+
+
+def test_a_tensor_from_elsewhere_is_not_kept(asked: Asked) -> None:
+    q, k, v = three()
+    for _ in range(2):
+        launch.forward(replace(call_of(q, k, v), scale=-1.0))  # −q
+        launch.forward(replace(call_of(q, k, v), bias=torch.ones(1, 1, 300, 300, dtype=torch.bool)))  # seen as bytes
+    assert asked.again == 0
+
+
+def test_no_tensor_is_held(asked: Asked) -> None:
+    q, k, v = three()
+    call = call_of(q, k, v, slopes=torch.zeros(1, 2), right=0)
+    out, lse = launch.forward(call)
+    launch.backward(call, out, lse, torch.zeros_like(out), None, False)
+    references = [weakref.ref(x) for x in (q, k, v, call.slopes, out, lse)]
+    asked.tensors.clear()
+    asked.launches.clear()
+    del q, k, v, call, out, lse
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 6
+    assert replay._KNOWN
