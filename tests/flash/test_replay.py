@@ -158,13 +158,13 @@ def test_what_is_launched_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -
     rng = np.random.default_rng(0)
     again = 0
     few = [each for _ in range(25) for each in beside(*drawn(rng))]
-    for turn in range(2):
+    for turn in range(3):
         for call, dout, dlse in few:
             call, dout, dlse = renewed(call), other(dout), other(dlse)
             asked.again = 0
             found = launched(asked, call, dout, dlse)
             again += asked.again > 0
-            if turn:
+            if turn == 2:
                 assert asked.again in (0, len(found)) or call.scale < 0 or not same_place(dout)
             with monkeypatch.context() as patch:
                 patch.setattr(replay, "can", lambda x: False)
@@ -194,15 +194,17 @@ def three(dim: int = 64) -> list[torch.Tensor]:
     ids=lambda change: ", ".join(change),
 )  # fmt: skip
 def test_another_kind_is_not_taken_for_it(asked: Asked, change: dict[str, Any]) -> None:
-    launch.forward(call_of(*three()))
-    launch.forward(call_of(*three()))
+    for _ in range(3):
+        launch.forward(call_of(*three()))
     assert asked.again == 1
-    launch.forward(replace(call_of(*three()), **change))
+    for _ in range(2):
+        launch.forward(replace(call_of(*three()), **change))
     assert asked.again == 1
 
 
 def test_switches_are_part_of_the_kind(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch.forward(call_of(*three()))
+    for _ in range(2):
+        launch.forward(call_of(*three()))
     for target, name, value in (
         (torch, "are_deterministic_algorithms_enabled", lambda: True),
         (knobs.runtime, "debug", True),
@@ -217,7 +219,7 @@ def test_switches_are_part_of_the_kind(asked: Asked, monkeypatch: pytest.MonkeyP
 def test_one_tensor_twice(asked: Asked) -> None:
     """Is not kept: which of the two would an argument be?"""
     q, k, v = three()
-    for x in ((q, q, q), (q, k, k)):
+    for x in ((q, q, q), (q, k, k), (q, q, q)):
         launch.forward(call_of(*x))
     asked.launches.clear()
     asked.tensors = [q, k, v]
@@ -233,14 +235,16 @@ def test_addresses_that_are_no_multiple_of_16(asked: Asked) -> None:
     q, k, v = three()
     aside = torch.empty(q.numel() + 8, dtype=q.dtype)[4:-4].view(q.shape)
     assert aside.data_ptr() % 16 == 8
-    launch.forward(call_of(q, k, v))
-    launch.forward(call_of(aside, k, v))
+    for _ in range(2):
+        launch.forward(call_of(q, k, v))
+    for _ in range(3):
+        launch.forward(call_of(aside, k, v))
     assert asked.again == 0
 
 
 def test_a_tensor_from_elsewhere_is_not_kept(asked: Asked) -> None:
     q, k, v = three()
-    for _ in range(2):
+    for _ in range(4):
         launch.forward(replace(call_of(q, k, v), scale=-1.0))  # −q
         launch.forward(replace(call_of(q, k, v), bias=torch.ones(1, 1, 300, 300, dtype=torch.bool)))  # seen as bytes
     assert asked.again == 0
@@ -249,12 +253,13 @@ def test_a_tensor_from_elsewhere_is_not_kept(asked: Asked) -> None:
 def test_no_tensor_is_held(asked: Asked) -> None:
     q, k, v = three()
     call = call_of(q, k, v, slopes=torch.zeros(1, 2), right=0)
-    out, lse = launch.forward(call)
-    launch.backward(call, out, lse, torch.zeros_like(out), None, False)
+    for _ in range(2):
+        out, lse = launch.forward(call)
+        launch.backward(call, out, lse, torch.zeros_like(out), None, False)
     references = [weakref.ref(x) for x in (q, k, v, call.slopes, out, lse)]
     asked.tensors.clear()
     asked.launches.clear()
     del q, k, v, call, out, lse
     gc.collect()
     assert [reference() for reference in references] == [None] * 6
-    assert replay._KNOWN
+    assert len(replay._KNOWN) == 2

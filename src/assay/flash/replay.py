@@ -48,7 +48,6 @@ class _Recording:
     def __init__(self, given: Given) -> None:
         self.tensors = [*given, counter(_device(given))]
         self.number = {id(x): i for i, x in enumerate(self.tensors) if x is not None}
-        self.distinct = len(self.number) == sum(x is not None for x in self.tensors)
         self.complete = True
         self.kept = _Kept([], [], counts=False)
         self.counter = len(given)
@@ -106,7 +105,9 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
+_SEEN: set[tuple[Any, ...]] = set()
 _KNOWN: dict[tuple[Any, ...], _Kept | None] = {}
+"""None: what cannot be kept."""
 
 
 def can(x: torch.Tensor) -> bool:
@@ -124,10 +125,24 @@ def replayed(given: Given, options: tuple[Any, ...], work: Callable[[], None]) -
     kept = None if key is None else _KNOWN.get(key)
     if kept is not None:
         _launch_again(kept, given)
-    elif key is None or key in _KNOWN or torch.cuda.is_current_stream_capturing():  # with a counter of its own
+    elif key is None or not _is_worth_it(key, given):
         work()
     else:
         _record(key, given, work)
+
+
+def _is_worth_it(key: tuple[Any, ...], given: Given) -> bool:
+    """Whether to record a call: the second of its kind, as many kinds come once. And whether one can.
+
+    A graph that is captured has a counter of its own; of one tensor given twice nobody can tell which an argument is.
+    """
+    if key not in _SEEN:
+        if len(_SEEN) >= _MOST:
+            forget()
+        _SEEN.add(key)
+        return False
+    tensors = [id(x) for x in given if x is not None]
+    return key not in _KNOWN and len(set(tensors)) == len(tensors) and not torch.cuda.is_current_stream_capturing()
 
 
 def _key(given: Given, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -150,10 +165,7 @@ def _record(key: tuple[Any, ...], given: Given, work: Callable[[], None]) -> Non
         work()
     finally:
         _HERE.recording = None
-    if recording.distinct:  # else nobody can tell which of them an argument is
-        if len(_KNOWN) >= _MOST:
-            _KNOWN.clear()
-        _KNOWN[key] = recording.kept if recording.complete else None
+    _KNOWN[key] = recording.kept if recording.complete else None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
@@ -175,6 +187,7 @@ def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
 
 def forget() -> None:
     """All calls: for who changes how calls are launched."""
+    _SEEN.clear()
     _KNOWN.clear()
 
 
