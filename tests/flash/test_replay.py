@@ -22,6 +22,7 @@ from triton.runtime.jit import KernelInterface
 from assay.flash import descriptors, hopper, hopper_forward_tiles, launch, replay
 from assay.flash.call import Call
 from assay.flash.layout import aligned
+from assay.flash.numerics import Numerics
 from tests.flash.emulated_calls import random_call
 from tests.flash.machine_code import _Offline
 
@@ -190,12 +191,14 @@ def three(dim: int = 64) -> list[torch.Tensor]:
     [
         {"scale": 0.25}, {"left": 100}, {"right": 0}, {"right": 16}, {"softcap": 5.0}, {"deterministic": True},
         {"sinks": torch.zeros(2)}, {"slopes": torch.zeros(1, 2), "right": 0}, {"batch_invariant": True}, {"tf32": True},
+        {"numerics": Numerics(reverse_keys=True)}, {"dropout": 0.5, "seed": torch.tensor(5)},
     ],
     ids=lambda change: ", ".join(change),
 )  # fmt: skip
 def test_another_kind_is_not_taken_for_it(asked: Asked, change: dict[str, Any]) -> None:
+    first = {"dropout": 0.25, "seed": torch.tensor(5)} if "dropout" in change else {}
     for _ in range(3):
-        launch.forward(call_of(*three()))
+        launch.forward(call_of(*three(), **first))
     assert asked.again == 1
     for _ in range(2):
         launch.forward(replace(call_of(*three()), **change))
