@@ -196,7 +196,7 @@ def three(dim: int = 64) -> list[torch.Tensor]:
     ids=lambda change: ", ".join(change),
 )  # fmt: skip
 def test_another_kind_is_not_taken_for_it(asked: Asked, change: dict[str, Any]) -> None:
-    first = {"dropout": 0.25, "seed": torch.tensor(5)} if "dropout" in change else {}
+    first: Any = {"dropout": 0.25, "seed": torch.tensor(5)} if "dropout" in change else {}
     for _ in range(3):
         launch.forward(call_of(*three(), **first))
     assert asked.again == 1
