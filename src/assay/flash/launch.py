@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,6 +29,18 @@ LARGEST_ROWS = 128
 _REGISTERS = 168
 """Of a thread with ALiBi at most: three programs of four warps stay on a multiprocessor, as many as without."""
 _LOG2_E = 1.4426950408889634
+
+
+class Passed(NamedTuple):
+    """What the forward pass made, its gradients, and what the backward pass makes of it for every row."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+    log2_lse: torch.Tensor
+    """The LSE in units of log₂; this and delta are (B·H, room): see `line_of`."""
+    delta: torch.Tensor
 
 
 def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,35 +139,25 @@ def backward(
         if dsinks is not None and dlse is not None:  # without keys the LSE is the sink
             dsinks += dlse.sum((0, 2)).to(dsinks.dtype)
         return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), dbias, dsinks)
-    log2_lse, delta = _rows(call, lse)
+    passed = Passed(out, lse, dout, dlse, *_rows(call, lse))
     dbias = call.bias.new_empty(call.bias.shape) if needs_bias and call.bias is not None else None
     grads = Gradients(dq, dk, dv, dbias, None)
-    given = (out, lse, dout, dlse, log2_lse, delta)
-    _replayed("backward", call, (*given, *grads), lambda: _backward(call, *given, grads))
+    _replayed("backward", call, (*passed, *grads), lambda: _backward(call, passed, grads))
     if call.sinks is not None:  # dP of the sink is 0: it has no value
         share = torch.exp(call.sinks.float()[:, None] - lse).masked_fill_(lse == -torch.inf, 0.0)
-        dsinks = -(share * _lines(call, delta)).sum((0, 2)).to(call.sinks.dtype)
+        dsinks = -(share * _lines(call, passed.delta)).sum((0, 2)).to(call.sinks.dtype)
         return grads._replace(sinks=dsinks)
     return grads
 
 
-def _backward(
-    call: Call,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    log2_lse: torch.Tensor,
-    delta: torch.Tensor,
-    grads: Gradients,
-) -> None:
+def _backward(call: Call, passed: Passed, grads: Gradients) -> None:
     """Fill the gradients, but the sinks'; and `log2_lse` and `delta`."""
     adds_up, span = hopper.adds_up(call), _span(call)
-    sums = (*log2_lse.shape, padded(call.q.shape[3]))
-    dq_sums = replay.room(sums, torch.float32, lse.device) if adds_up else None
-    _prepare(call, out, lse, dout, dlse, log2_lse, delta, dq_sums, span)
+    sums = (*passed.delta.shape, padded(call.q.shape[3]))
+    dq_sums = replay.room(sums, torch.float32, call.q.device) if adds_up else None
+    _prepare(call, passed, dq_sums, span)
     rest = (span, _scores(call))
-    tensors = (*_positive_scale(call), aligned(dout), log2_lse, delta)
+    tensors = (*_positive_scale(call), aligned(passed.dout), passed.log2_lse, passed.delta)
     if hopper.takes_backward(call):
         hopper.backward(call, tensors, dq_sums, grads.q, grads.k, grads.v, *rest)
     elif hopper.takes_backward_kv_large(call):
@@ -171,25 +173,16 @@ def _backward(
 
 
 def _rows(call: Call, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For the LSE in units of log₂, and delta, each (B·H, room): see `line_of`."""
+    """For `log2_lse` and `delta`."""
     (batch, heads, queries), cu = lse.shape, call.cu_seqlens_q
     room = (-(-queries // LARGEST_ROWS) + (0 if cu is None else len(cu))) * LARGEST_ROWS
     make = lse.new_empty if cu is None else lse.new_zeros  # packed: a sequence without rows has a line all the same
     return make(batch * heads, room), make(batch * heads, room)
 
 
-def _prepare(
-    call: Call,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    log2_lse: torch.Tensor,
-    delta: torch.Tensor,
-    dq_sums: torch.Tensor | None,
-    span: Span,
-) -> None:
+def _prepare(call: Call, passed: Passed, dq_sums: torch.Tensor | None, span: Span) -> None:
     """Fill `log2_lse` and `delta`; and `dq_sums` with 0s, but for what `overwrites` it."""
+    out, lse, dout, dlse, log2_lse, delta = passed
     (batch, heads), dim, room = lse.shape[:2], out.shape[3], delta.shape[1]
     strides = out.stride(), dout.stride(), None if dlse is None else dlse.stride()
     rows = LARGEST_ROWS if call.packed else 64
