@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from assay import flash_attention, scaled_dot_product_attention
+from assay.flash.compat import flash_attn_with_kvcache
 from assay.flash.numerics import Numerics
 from assay.flash.rotary import Rotary
 from tests.flash.inputs import CU, draw, qkv
@@ -18,6 +19,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "not a tensor": ({"k": [1.0]}, "k must be a torch tensor, got list"),
     "sparse": ({"q": draw(2, 4, 20, 16).to_sparse()}, "q must be a dense tensor, got torch.sparse_coo"),
     "causal in words": ({"causal": "no"}, "causal must be True or False, got 'no'"),
+    "causal in a tensor": ({"causal": torch.tensor([True, False])}, "causal must be True or False"),
+    "LSE in words": ({"return_lse": "no"}, "return_lse must be True or False, got 'no'"),
+    "deterministic in words": ({"deterministic": "no", "softcap": 5.0}, "deterministic must be True or False"),
+    "invariance of None": ({"batch_invariant": None, "softcap": 5.0}, "batch_invariant must be True or False"),
+    "TF32 in numbers": ({"allow_tf32": 3, "softcap": 5.0}, "allow_tf32 must be True or False, got 3"),
     "dropout of None": ({"dropout_p": None}, "dropout_p must be a number"),
     "integers": ({"q": draw(2, 4, 20, 16).int()}, "bfloat16, float16 or float32"),
     "two dtypes": ({"v": draw(2, 4, 20, 16).bfloat16()}, "one dtype"),
@@ -44,12 +50,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "sinks of another shape": ({"sinks": torch.ones(2, 4)}, r"sinks must be float of shape \(heads,\)"),
     "bias of another shape": ({"bias": draw(19, 20)}, "must broadcast"),
     "bias of integers": ({"bias": torch.ones(20, 20, dtype=torch.int32)}, "float .* or bool"),
+    "bias in 8 bits": ({"bias": draw(20, 20).to(torch.float8_e4m3fn)}, "float .* or bool"),
+    "sparse bias": ({"bias": draw(20, 20).to_sparse()}, "bias must be a dense tensor, got torch.sparse_coo"),
     "bias of five dimensions": ({"bias": torch.ones(1, 1, 1, 20, 20)}, "must broadcast"),
     "bias on another device": ({"bias": torch.ones(20, 20, device="meta")}, "device of q"),
     "bias and packing": ({"bias": draw(20, 20), "cu_seqlens_q": CU}, "exclude each other"),
     "packing and a batch": ({"cu_seqlens_q": CU}, "batch of 1"),
     "only keys packed": ({"cu_seqlens_k": CU}, "needs cu_seqlens_q"),
     "rotary that is a tuple": ({"rotary": (draw(20, 8), draw(20, 8))}, "must be a Rotary"),
+    "rotary in words": ({"rotary": Rotary(draw(20, 8), draw(20, 8), "no")}, "interleaved must be True or False"),  # type: ignore[arg-type]
     "rotary too short": ({"rotary": Rotary(draw(19, 8), draw(19, 8))}, "19"),
     "knobs on the CPU": ({"numerics": Numerics(row_sum="bf16")}, "tiled_attention"),
     "a seed of two numbers": ({"dropout_p": 0.5, "dropout_seed": torch.tensor([1, 2])}, "one int64"),
@@ -74,10 +83,28 @@ def test_bad_input(name: str) -> None:
         ([20], r"\(sequences \+ 1,\)"),
     ],
 )
-def test_bad_packing(cu: list[int], message: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_bad_packing(cu: list[int], message: str, dtype: torch.dtype) -> None:
     q, k, v = (x[:1] for x in qkv())
     with pytest.raises(ValueError, match=message):
-        flash_attention(q, k, v, cu_seqlens_q=torch.tensor(cu, dtype=torch.int32))
+        flash_attention(q, k, v, cu_seqlens_q=torch.tensor(cu, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "cu", [[0, 2**32 + 4, 20], [0, 4, 2**32 + 20], [0, 2**32, 20], [2**32, 4, 20], [0, -(2**32), 20]]
+)
+def test_numbers_that_int32_does_not_hold(cu: list[int]) -> None:
+    """They would come back as others: 2³² + 4 as 4."""
+    q, k, v = (x[:1] for x in qkv())
+    with pytest.raises(ValueError, match="cu_seqlens_q must begin with 0, never fall, and end with"):
+        flash_attention(q, k, v, cu_seqlens_q=torch.tensor(cu))
+    cache = torch.zeros(2, 30, 4, 16)
+    lengths = torch.tensor([5, max(cu, key=abs)])
+    with pytest.raises(ValueError, match="cache_seqlens must be 0 to"):
+        flash_attn_with_kvcache(
+            cache[:, :1], cache, cache, k=cache[:, :1] + 1, v=cache[:, :1] + 1, cache_seqlens=lengths
+        )
+    assert not cache.any()
 
 
 @pytest.mark.parametrize("view", [lambda cu: cu, lambda cu: cu.data, lambda cu: cu.numpy()], ids=["", "data", "numpy"])

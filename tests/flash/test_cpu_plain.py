@@ -273,3 +273,44 @@ def test_the_quick_question_takes_the_plainest_only() -> None:
         assert cpu_quick.attention(*arguments) is None, arguments[3:]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert cpu_quick.attention(q, k, v, False, None) is None
+
+
+LIMITS = [(1, 20, None), (20, 5, 0), (3, 20, 0), (20, 30, 0), (20, 30, 4), (20, 30, 19), (20, 18, 5), (40, 20, 0)]
+"""Queries, keys, and how far ahead a query sees."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("queries", "keys", "ahead"), LIMITS)
+def test_limits_that_are_written_out(queries: int, keys: int, ahead: int | None, dtype: torch.dtype) -> None:
+    """As our own path has them, which a call that wants its LSE takes: gradients, rows that see nothing, and NaN in
+    the last key, which only the rows that see it have."""
+    q, k, v = (x.to(dtype).requires_grad_() for x in qkv(queries, keys))
+    how: dict[str, Any] = {"causal": True} if ahead is None else {"window": (None, ahead)}
+
+    def results(short: bool) -> list[torch.Tensor]:
+        out = flash_attention(q, k, v, **how) if short else flash_attention(q, k, v, return_lse=True, **how)[0]
+        return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+    for x, y in zip(results(True), results(False), strict=True):
+        assert (x - y).abs().max() <= 56 * torch.finfo(dtype).eps * max(1.0, y.abs().max().item())
+    with torch.no_grad():
+        k[:, :, -1] = torch.nan
+        for call in (q, q.detach()):
+            seen = torch.arange(queries) + (keys - queries) + (ahead or 0) >= keys - 1
+            assert torch.equal(flash_attention(call, k, v, **how).isnan().all(3).all(0).all(0), seen)
+            assert torch.equal(flash_attention(call, k, v, **how).isnan().any(3).any(0).any(0), seen)
+
+
+def test_which_limits_are_written_out() -> None:
+    q, k, _ = qkv(20, 30)
+    assert cpu_plain.as_mask(q[:, :, :1], k, 0) == (None, None)
+    assert cpu_plain.as_mask(q, k, 19) == (None, None)
+    assert cpu_plain.as_mask(q, k, -10) == (-10, None)  # the kernel's own
+    assert cpu_plain.as_mask(q, k[:, :, :20], 0) == (0, None)
+    assert cpu_plain.as_mask(k, q, 0) == (0, None)  # rows that see nothing
+    right, mask = cpu_plain.as_mask(q, k, 2)
+    assert right is None
+    assert mask is not None
+    assert torch.equal(mask, torch.ones(20, 30, dtype=torch.bool).tril(12))
+    wide = torch.empty(1, 1, cpu_plain.SCORES // 2, 1)
+    assert cpu_plain.as_mask(q[:, :, :4], wide, 0) == (0, None)

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import ops
+from assay.flash.compat import flash_attn_func, flash_attn_varlen_func
 from assay.flash.decode import attention_with_cache
 from assay.flash.rotary import Rotary
 from tests.flash.inputs import CU, draw, qkv
@@ -39,6 +40,31 @@ def test_compile_without_breaks(name: str) -> None:
         assert (a - b).abs().max() < 1e-5
 
 
+CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "packed": lambda q, k, v: flash_attention(q[:1], k[:1], v[:1], causal=True, cu_seqlens_q=CU),
+    "dropout": lambda q, k, v: flash_attention(q, k, v, dropout_p=0.3, dropout_seed=5),
+    "two head dimensions": lambda q, k, v: flash_attention(q, k, v[..., :8], causal=True),
+    "drop-in": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+    "flash-attn": lambda q, k, v: flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True),
+    "flash-attn, packed": lambda q, k, v: flash_attn_varlen_func(
+        q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), CU, CU, 15, 15, causal=True
+    ),
+    "in 8 bits": lambda q, k, v: flash_attention(q.detach(), k.detach(), v.detach(), causal=True, fp8=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compile_other_calls(name: str) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    compiled = torch.compile(CALLS[name], fullgraph=True, backend="aot_eager")
+    expected, found = CALLS[name](q, k, v), compiled(q, k, v)
+    assert (found - expected).abs().max() < 1e-6
+    if name != "in 8 bits":
+        pairs = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, expected))
+        for a, b in zip(*pairs, strict=True):
+            assert (a - b).abs().max() < 1e-5
+
+
 def test_opcheck() -> None:
     q, k, v = (x.requires_grad_() for x in qkv(heads=(4, 2)))
     bias, slopes, sinks = draw(1, 4, 20, 20).requires_grad_(), torch.rand(2, 4), torch.zeros(4, requires_grad=True)
@@ -47,6 +73,9 @@ def test_opcheck() -> None:
     packed = [x.detach()[:1].transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     options = (0.25, 10, 0, 5.0, 0.0, False, False, False, "")
     torch.library.opcheck(ops.attention, (*packed, None, None, None, CU, CU, None, *options))
+    rest = (*(x.detach() for x in (q, k, v)), None, slopes, sinks.detach(), None, None, None, *options)
+    out, lse = ops.attention(*rest)
+    torch.library.opcheck(ops.attention_gradients, (out, lse, torch.ones_like(out), None, False, *rest))
 
 
 @pytest.mark.parametrize("name", FEATURES)

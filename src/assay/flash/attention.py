@@ -87,12 +87,16 @@ def flash_attention(  # type: ignore[misc]
         and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse and not fp8
     )  # fmt: skip
     if plain and dropout_p == 0:
-        out = cpu_quick.attention(q, k, v, causal, scale, bias)
+        out = cpu_quick.attention(q, k, v, causal, scale, bias, last_sees_all=True)
         if out is not None:
             return out
     q, k, v = in_autocast_dtype(q, k, v)
     checks.check_qkv(q, k, v)
     left, right = checks.check_window(window, causal)
+    checks.check_flag("return_lse", return_lse)
+    checks.check_flag("deterministic", deterministic)
+    checks.check_flag("batch_invariant", batch_invariant)
+    checks.check_flag("allow_tf32", allow_tf32)
     if bias is not None:
         if cu_seqlens_q is not None:
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
@@ -146,12 +150,17 @@ def attend_plainly(
 
     `short`: Also where it depends on the number of scores, with it on the batch.
     """
-    if dropout_p == 0 and cpu_plain.takes(q, k, v, right, bias):
-        return cpu_plain.attend(q, k, v, right, checked_scale(scale, q), bias)
-    if short and not q.is_cuda:
+    if q.is_cuda:
+        return None
+    scale = checked_scale(scale, q)
+    if right is not None and bias is None:
+        right, bias = cpu_plain.as_mask(q, k, right)
+    if dropout_p == 0 and cpu_plain.takes(q, k, v, right, scale, bias):
+        return cpu_plain.attend(q, k, v, right, scale, bias)
+    if short:
         checks.check_number("dropout_p", dropout_p, 0, 1)
         if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):
-            return cpu_plain.attend_short(q, k, v, right, checked_scale(scale, q), bias, dropout_p)
+            return cpu_plain.attend_short(q, k, v, right, scale, bias, dropout_p)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from itertools import pairwise
+from numbers import Integral, Real
 
 import torch
 
@@ -89,7 +90,9 @@ def check_dense(name: str, x: object) -> None:
 
 def check_flag(name: str, value: object) -> None:
     """True or False; of what else Python takes for true, "no" is."""
-    if value not in (True, False):
+    if value is True or value is False:
+        return
+    if isinstance(value, torch.Tensor) or value not in (True, False):
         raise ValueError(f"{name} must be True or False, got {value!r}.")
 
 
@@ -101,19 +104,23 @@ def check_window(window: Window | None, causal: bool) -> Window:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise ValueError(f"window must be (left, right), None on a side meaning no limit; got {window!r}.")
     for side in window:
-        if side is not None and not (isinstance(side, int) and not isinstance(side, bool) and side >= 0):
+        if side is not None and not (isinstance(side, int | Integral) and not isinstance(side, bool) and side >= 0):
             raise ValueError(
                 f"window's sides must be None or whole numbers of at least 0, got {window!r}. "
                 "(127, 0) is a causal window of 128 keys."
             )
-    left, right = (None if side is None else min(side, FAR) for side in window)
+    left, right = (None if side is None else min(int(side), FAR) for side in window)
     return left, 0 if causal else right
 
 
 def check_number(name: str, value: object, least: float, most: float) -> None:
     """A finite number with least ≤ value < most."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and isinstance(value, int | float) and least <= value < most and value > -float("inf")):
+    given = float("nan")
+    if isinstance(value, int | float):
+        given = given if isinstance(value, bool) else value
+    elif isinstance(value, Real):  # numpy's
+        given = float(value)
+    if not (least <= given < most and given > -float("inf")):
         limits = "finite"
         if most < float("inf"):
             limits = f"from {least:g} to below {most:g}"
@@ -126,8 +133,8 @@ def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor, name: str =
     """Four-dimensional, of q's batch, heads, queries and keys, or 1 in place of any."""
     shape = (*q.shape[:3], k.shape[2])
     _check_tensor(name, bias, q.device)
-    if bias.dtype != torch.bool and not bias.dtype.is_floating_point:
-        raise ValueError(f"{name} must be float (added) or bool (True = seen), got {bias.dtype}.")
+    if bias.dtype != torch.bool and bias.dtype not in _FLOATS:
+        raise ValueError(f"{name} must be float (added) or bool (True = seen), got {bias.dtype}. Cast it with .to.")
     missing = 4 - bias.dim()
     full = (1,) * missing + tuple(bias.shape)
     if missing < 0 or any(size != 1 and size != want for size, want in zip(full, shape, strict=True)):
@@ -180,7 +187,12 @@ def check_packing(
             f"Packed sequences have a batch of 1, (1, heads, all lengths, head dimension); got a batch of {q.shape[0]}."
         )
     # The kernels read them one after the other in memory.
-    return cu_seqlens_q.to(torch.int32).contiguous(), cu_seqlens_k.to(torch.int32).contiguous()
+    return as_int32(cu_seqlens_q).contiguous(), as_int32(cu_seqlens_k).contiguous()
+
+
+def as_int32(x: torch.Tensor) -> torch.Tensor:
+    """int64 as int32: what that does not hold, and would be some other number, becomes one beyond all lengths."""
+    return x if x.dtype == torch.int32 else x.clamp(-FAR, FAR).to(torch.int32)
 
 
 def check_boundaries(name: str, cu: torch.Tensor, total: int) -> None:
@@ -200,9 +212,8 @@ def check_boundaries(name: str, cu: torch.Tensor, total: int) -> None:
 
 
 def _check_tensor(name: str, x: object, device: torch.device) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise ValueError(f"{name} must be a torch tensor, got {type(x).__name__}. Use torch.as_tensor.")
-    if x.device != device:
+    check_dense(name, x)
+    if isinstance(x, torch.Tensor) and x.device != device:
         raise ValueError(f"{name} must be on the device of q ({device}), got {x.device}.")
 
 
@@ -216,6 +227,7 @@ def check_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.
             got = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
             shape = "batch, heads, queries" if name == "q" else "pages, KV heads, page size"
             raise ValueError(f"With block_table {name} must be a tensor ({shape}, head dimension), got {got}.")
+        check_dense(name, x)
     if k.shape[:3] != v.shape[:3] or 0 in k.shape[:3]:
         raise ValueError(
             "With block_table k_cache and v_cache must have the same pages, KV heads and page size, all at least 1; "

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from assay.flash.attention import flash_attention
+from assay.flash.checks import as_int32
 from assay.flash.compat_cache import Cache, attend_with_new
 from assay.flash.compat_checks import (
     DENSE,
@@ -302,7 +303,7 @@ def apply_rotary_emb(
     else:
         check_dim("x", x, 3, f"{PACKED} with cu_seqlens")
         check_boundaries("cu_seqlens", cu_seqlens, x.device)
-        cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
+        cu_seqlens = as_int32(cu_seqlens).contiguous()
         part = used(x, values(cu_seqlens))
         out = rotated(part.transpose(0, 1)[None], rotary, seqlen_offsets, cu_seqlens)[0].transpose(0, 1)
         if len(part) < len(x):

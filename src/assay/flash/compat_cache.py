@@ -35,7 +35,7 @@ class Cache:
         self.k, self.v, self.paged = k, v, table is not None
         if table is None and rows is None:
             self.k, self.v = k[:batch], v[:batch]  # a cache may have room for more sequences
-        self.table = table if table is not None else None if rows is None else rows.to(torch.int32)[:, None]
+        self.table = table if table is not None else None if rows is None else checks.as_int32(rows)[:, None]
         self.leftpad = leftpad
 
     @property
@@ -64,7 +64,7 @@ class Cache:
         """K, V (heads before keys), lengths and table, as `attention_with_cache` takes them."""
         k, v, table = self.k, self.v, self.table
         if self.leftpad is not None:
-            first = self.leftpad.to(torch.int32)
+            first = checks.as_int32(self.leftpad)
             rows = torch.arange(len(first), device=k.device, dtype=torch.int32)[:, None] if table is None else table
             ahead = first[:, None] + torch.arange(self.page, device=k.device, dtype=torch.int32)
             table = rows * self.page + ahead.clamp_(max=self.page - 1)
@@ -157,7 +157,7 @@ def _check_lengths(lengths: Tensor | int | None, cache: Cache, batch: int) -> Te
     """As int32, a number or None; a tensor's values are checked before they are used."""
     if isinstance(lengths, Tensor):
         check_integers("cache_seqlens", lengths, f"(batch,) = ({batch},)", cache.k.device, batch)
-        return lengths.to(torch.int32)
+        return checks.as_int32(lengths)
     if lengths is not None and (isinstance(lengths, bool) or not isinstance(lengths, int)):
         raise ValueError(
             f"cache_seqlens must be an int32 tensor of shape (batch,) = ({batch},) or a whole number, got {lengths!r}."

@@ -2,9 +2,9 @@
 
 Its output and LSE are right for any lengths, heads (GQA too) and masks, but for these: it divides by zero when a
 length is 0; it takes no strides in the last dimension and one head dimension only; its causal mask begins at the top
-left; a row that sees nothing has the LSE 0, and so has a row of NaN over fewer keys than a vector holds, whose output
-it makes 0; −inf in its mask does not hide a NaN; its backward sums dK and dV up in
-the dtype of K, block by block over the queries and over a group's heads.
+left, and is −inf times the scale, which has to be positive; a row that sees nothing has the LSE 0, and so has a row of
+NaN over fewer keys than a vector holds, whose output it makes 0; −inf in its mask does not hide a NaN; its backward
+sums dK and dV up in the dtype of K, block by block over the queries and over a group's heads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ ROWS = 2048
 """Rows that a bf16 backward may take at once: summed up in bf16, a gradient loses more the more blocks it is of."""
 VECTOR = 16
 """Numbers that a vector of the CPU holds at most: over fewer keys the kernel takes a row of NaN for a hidden one."""
+LEAST_SCALE = 2.0**-126
+"""Of a causal call: times 0, as FP32 may have it, or a negative number −inf hides nothing."""
 
 
 def takes(call: Call) -> bool:
@@ -32,7 +34,8 @@ def takes(call: Call) -> bool:
     lengths = (call.q.numel(), call.k.numel())
     if call.dropout or any(x is not None for x in special) or not all(lengths):
         return False
-    if call.q.shape[-1] != call.v.shape[-1] or _band(call) is None:
+    band = _band(call)
+    if call.q.shape[-1] != call.v.shape[-1] or band is None or (band == "causal" and call.scale < LEAST_SCALE):
         return False
     return call.k.shape[2] >= VECTOR or is_finite(call.q, call.k)
 

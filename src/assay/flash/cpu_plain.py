@@ -8,7 +8,7 @@ from torch.nn import Parameter
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from assay.flash.cpu_aten import ROWS, VECTOR, is_finite
+from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite
 from assay.flash.library import in_forward_mode
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -20,10 +20,11 @@ DROPOUT_SCORES = 1 << 22
 """The same for dropout: our blocks make the mask that CUDA makes, in twice the time of everything else."""
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | None = None) -> bool:
+def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias: Tensor | None = None) -> bool:
     """Whether SDPA computes softmax(scale · q·kᵀ + bias)·v for these as well as our path does.
 
-    Its causal mask begins at the top left, as the drop-in's does, and ours for as many queries as keys; in bf16 its
+    Its causal mask begins at the top left, as the drop-in's does, and ours for as many queries as keys, and takes a
+    positive scale; in bf16 its
     backward sums dK and dV up in bf16, over blocks of rows and over a group's heads; in fp16 it is slow; it takes no
     empty tensors, and one head dimension: zeros make two of them one, which pays without backward and up to twice the
     smaller. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in a hidden key
@@ -34,7 +35,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
         return False
     if q.shape[3] != v.shape[3] and (_ratio(q, v) > 2 or _recorded(q, k, v)):
         return False
-    if right is not None and right != q.shape[2] - k.shape[2]:
+    if right is not None and (right != q.shape[2] - k.shape[2] or scale < LEAST_SCALE):
         return False
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1 or in_forward_mode():
         return False
@@ -43,6 +44,21 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, bias: Tensor | Non
     if bias is not None and (right is not None or not _harmless(bias, q, k, v)):  # the costly questions last
         return False
     return is_watched(q, k, v) or k.shape[2] >= VECTOR or is_finite(q, k)
+
+
+def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None]:
+    """The limit and the mask with which torch's kernel computes a call that has this limit and no mask.
+
+    No limit where it hides nothing. Where queries and keys are not as many, so that the kernel's own causal mask is
+    another, it is faster with one that is written out than our blocks are, as long as that is small.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    if right >= queries - 1:
+        return None, None
+    first = keys - queries + right  # the last key that the first row sees
+    if queries == keys or right == queries - keys or first < 0 or queries * keys > SCORES or is_watched(q, k):
+        return right, None
+    return None, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril_(first)
 
 
 def takes_short(

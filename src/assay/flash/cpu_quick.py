@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
-from assay.flash.cpu_aten import ROWS, VECTOR, is_finite
+from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite
 from assay.flash.cpu_plain import is_watched
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
@@ -24,18 +24,28 @@ _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16))
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    bias: Tensor | None = None,
+    *,
+    last_sees_all: bool = False,
 ) -> Tensor | None:
     """softmax(scale · q·kᵀ + bias)·v, or None for what is not of the plainest kind: the checks refuse it or not.
 
     SDPA computes it, with the kernel that `cpu_plain.attend` takes: only where `cpu_plain.takes` says yes, and no
-    switch, mode or transform of the caller's makes it another. What torch refuses (sparse or nested tensors have no
+    switch, mode or transform of the caller's makes it another. `last_sees_all`: causal calls of one query, the last,
+    hide nothing. What torch refuses (sparse or nested tensors have no
     strides, k and v may be of another dtype or device) is for the checks as well.
     """
     if is_compiling() or not (type(q) in _TENSORS and type(k) in _TENSORS and type(v) in _TENSORS and q.is_cpu):
         return None
     try:
         dtype, shape, of_k = q.dtype, q.shape, k.shape
+        if causal is True and last_sees_all and len(shape) == 4 and shape[2] == 1:
+            causal = False
         if (
             len(shape) != 4
             or of_k != v.shape
@@ -46,7 +56,7 @@ def attention(
             or (dtype is torch.bfloat16 and shape[2] > ROWS)
             or not q.stride()[3] == k.stride()[3] == v.stride()[3] == 1
             or not (causal is False or causal is True)
-            or not (scale is None or (type(scale) is float and -inf < scale < inf))
+            or not (scale is None or (type(scale) is float and (LEAST_SCALE if causal else -inf) < scale < inf))
             or forward_ad._current_level >= 0
             or _function_modes()
             or _in_autocast()

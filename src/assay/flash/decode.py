@@ -93,12 +93,13 @@ def attention_with_cache(
     torch.inference_mode, where tensors have no version, every time; never while a CUDA graph is captured.
     """
     checks.check_cache(q, k_cache, v_cache, block_table)
-    _check_no_gradient(q, k_cache, v_cache, sinks)
+    checks.check_flag("return_lse", return_lse)
     left, right, scale, softcap, alibi_slopes = checked_options(
         q, causal, scale, window, softcap, alibi_slopes, splits, batch_invariant
     )
     if sinks is not None:
         sinks = checks.check_sinks(sinks, q.shape[1], q.device)
+    _check_no_gradient(q, k_cache, v_cache, sinks)
     longest = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
     lengths, longest = checks.check_lengths(lengths, q, longest)
     out, lse = decode(

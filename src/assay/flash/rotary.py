@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from assay.flash.checks import check_boundaries
+from assay.flash.checks import as_int32, check_boundaries, check_flag
 from assay.flash.library import operator
 
 _WHOLE = (torch.int32, torch.int64)
@@ -61,6 +61,7 @@ def check_rotary(rotary: Rotary, dim: int, device: torch.device) -> None:
     """Shapes, dtypes and devices of the tables, for a head dimension."""
     if not isinstance(rotary, Rotary):
         raise ValueError(f"rotary must be a Rotary(cos, sin), got {type(rotary).__name__}.")
+    check_flag("interleaved", rotary.interleaved)
     for name, table in (("cos", rotary.cos), ("sin", rotary.sin)):
         if not isinstance(table, Tensor):
             raise ValueError(f"{name} must be a torch tensor, got {type(table).__name__}. Use torch.as_tensor.")
@@ -161,7 +162,7 @@ def _check_offset(
                 f"Offsets must be int32 of shape (sequences,) = ({sequences},) on {x.device}, "
                 f"got {offset.dtype} {tuple(offset.shape)} on {offset.device}."
             )
-        return offset.to(torch.int32).contiguous()  # the kernel reads them one after the other in memory
+        return as_int32(offset).contiguous()  # the kernel reads them one after the other in memory
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise ValueError(f"An offset must be a whole number or a tensor of them, got {offset!r}.")
     rows = x.shape[2] if cu_seqlens is None else 0  # of the longest packed sequence nothing is known yet
