@@ -37,6 +37,8 @@ class Shape:
     bias: str | None = None
     """A "mask", a "bias", or a "trained bias"."""
     dropout: float = 0.0
+    queries: int | None = None
+    """The last ones, if not as many as keys: SDPA is given the mask, which is none for one query."""
     ours: dict[str, Any] = field(default_factory=dict)
     """What only `flash_attention` takes."""
 
@@ -47,6 +49,10 @@ def shapes() -> Iterator[Shape]:
     yield Shape(name="full", length=1024, causal=False)
     yield Shape(name="GQA causal", length=1024, kv_heads=1)
     yield Shape(name="mask", length=1024, causal=False, bias="mask")
+    for length in (256, 1024, 4096):
+        yield Shape(name="64 queries, causal", length=length, queries=64)
+    for length in (1024, 4096):
+        yield Shape(name="one query, causal", length=length, queries=1)
     for length in (256, 1024):
         yield Shape(name="bias with gradient", length=length, causal=False, bias="trained bias")
         yield Shape(name="D 64, V 32", length=length, dims=(64, 32))
@@ -58,6 +64,7 @@ def shapes() -> Iterator[Shape]:
     # Here the call from Python shows, whose two microseconds are no arithmetic.
     for length in (1, 8, 16):
         yield Shape(name="(short)", length=length)
+    yield Shape(name="(one query, causal)", length=256, queries=1)
 
 
 def bench_cpu(rounds: int) -> bool:
@@ -77,7 +84,7 @@ def bench_cpu(rounds: int) -> bool:
 
 def _ratios(shape: Shape, dtype: torch.dtype, backward: bool, rounds: int) -> list[float]:
     calls, leaves, dout = _calls(shape, dtype, backward)
-    repeats = max(1, 2**18 // shape.length**2 // 4)
+    repeats = max(1, 2**18 // (shape.length * (shape.queries or shape.length)) // 4)
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 1):
         for call, found in list(zip(calls, times, strict=True))[:: 1 if turn % 2 else -1]:
@@ -95,7 +102,9 @@ def _calls(shape: Shape, dtype: torch.dtype, backward: bool) -> tuple[list[Call]
     dim, of_v = shape.dims
     sizes = ((HEADS, dim), (shape.kv_heads, dim), (shape.kv_heads, of_v))
     q, k, v = (torch.randn(1, n, shape.length, d, dtype=dtype, requires_grad=backward) for n, d in sizes)
-    leaves, square, bias = [q, k, v], (shape.length, shape.length), None
+    if shape.queries is not None:
+        q = q.detach()[:, :, -shape.queries :].clone().requires_grad_(backward)
+    leaves, square, bias = [q, k, v], (q.shape[2], shape.length), None
     if shape.bias == "mask":
         bias = torch.rand(square) < 0.9
     elif shape.bias is not None:
@@ -104,6 +113,9 @@ def _calls(shape: Shape, dtype: torch.dtype, backward: bool) -> tuple[list[Call]
     ours = {"causal": shape.causal, "bias": bias, "dropout_p": shape.dropout, **shape.ours}
     theirs: dict[str, Any] = {"is_causal": shape.causal, "attn_mask": bias, "dropout_p": shape.dropout}
     theirs["enable_gqa"] = shape.kv_heads != HEADS
+    if shape.queries is not None:
+        mask = torch.ones(square, dtype=torch.bool).tril(shape.length - shape.queries)
+        theirs |= {"is_causal": False, "attn_mask": None if shape.queries == 1 else mask}
     return (
         [
             lambda: flash_attention(q, k, v, **ours),
@@ -111,7 +123,7 @@ def _calls(shape: Shape, dtype: torch.dtype, backward: bool) -> tuple[list[Call]
             lambda: F.scaled_dot_product_attention(q, k, v, **theirs),
         ],
         leaves,
-        torch.randn(1, HEADS, shape.length, of_v, dtype=dtype),
+        torch.randn(1, HEADS, q.shape[2], of_v, dtype=dtype),
     )
 
 
