@@ -216,7 +216,10 @@ def test_bad_lengths_and_keys_leave_the_cache_alone(bad: dict[str, Any], message
         ({"cache_leftpad": torch.tensor([0.0, 1.0])}, "got torch.float32 (2,)"),
         ({"cache_batch_idx": [0, 1]}, "cache_batch_idx must be an int32 tensor of shape (batch,) = (2,), got list"),
         ({"cache_batch_idx": torch.tensor([0, 1, 2])}, "cache_batch_idx must be int32 of shape (batch,) = (2,)"),
-        ({"cache_batch_idx": torch.tensor([0, -1])}, "got -1 for page 0 of sequence 1"),
+        (
+            {"cache_batch_idx": torch.tensor([0, -1])},
+            "cache_batch_idx must be 0 to 2, a row of the cache; got -1 for sequence 1",
+        ),
     ],
 )
 def test_bad_places_leave_the_cache_alone(bad: dict[str, Any], message: str, appended: bool) -> None:

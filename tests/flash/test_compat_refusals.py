@@ -31,6 +31,13 @@ from .rotary_cases import tables
         (lambda: flash_attn_varlen_func(X, X, X, 0, 0, 0, 0), "q must have the shape (all lengths, heads, head"),  # type: ignore[arg-type]
         (lambda: flash_attn_with_kvcache(X, X, X, NEW), "k and v must be given together"),
         (lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW), "k and v need cache_seqlens"),
+        (lambda: flash_attn_with_kvcache(X, X, X, cache_seqlens=5), "cache_seqlens must be 0 to 4: the cache has"),
+        (lambda: flash_attn_with_kvcache(X, X, X, cache_seqlens=torch.tensor([0, -1])), "cache_seqlens must be 0 to 4"),
+        (lambda: flash_attn_with_kvcache(X, X, X, num_splits=-1), "num_splits must be at least 0, got -1"),
+        (
+            lambda: flash_attn_with_kvcache(X, X, X, cache_batch_idx=torch.tensor([0, 3])),
+            "cache_batch_idx must be 0 to 1, a row of the cache; got 3 for sequence 1",
+        ),
         (lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW[..., :4], cache_seqlens=0), "v must be (batch, new keys"),
         (lambda: flash_attn_with_kvcache(X, X, X, NEW.half(), NEW, cache_seqlens=0), "dtype and device of k_cache"),
         (lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW, cache_seqlens=4), "0 to 3: the cache has a capacity of 4"),

@@ -269,7 +269,9 @@ def flash_attn_with_kvcache(
         rotary = Rotary(rotary_cos, rotary_sin, rotary_interleaved)
     cache = Cache(k_cache, v_cache, q.shape[0], block_table, cache_batch_idx, cache_leftpad)
     scores = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    out, lse = attend_with_new(q, k, v, cache, cache_seqlens, rotary, num_splits or None, scores)
+    out, lse = attend_with_new(
+        q, k, v, cache, cache_seqlens, rotary, check_whole("num_splits", num_splits) or None, scores
+    )
     return (out, lse) if return_softmax_lse else out
 
 

@@ -36,7 +36,7 @@ class Cache:
         if table is None and rows is None:
             self.k, self.v = k[:batch], v[:batch]  # a cache may have room for more sequences
         self.table = table if table is not None else None if rows is None else checks.as_int32(rows)[:, None]
-        self.leftpad = leftpad
+        self.rows, self.leftpad = rows, leftpad
 
     @property
     def page(self) -> int:
@@ -92,7 +92,7 @@ def attend_with_new(
         q, lengths = _append(q, k, v, cache, lengths, rotary, in_order=scores["causal"] or scores["window"] is not None)
     elif rotary is not None:
         raise ValueError("rotary_cos and rotary_sin need k and v: what is in the cache has its position already.")
-    elif cache.leftpad is not None:
+    else:
         _check_values(cache.capacity if lengths is None else lengths, 0, cache, q.shape[0])
     k_all, v_all, lengths, table = cache.read(cache.capacity if lengths is None else lengths)
     out, lse = attention_with_cache(
@@ -177,6 +177,11 @@ def _check_values(filled: Tensor | int, new: int, cache: Cache, batch: int) -> N
     counts = [filled] * batch if isinstance(filled, int) else values(filled) or []
     for b, count in enumerate(counts):
         _check_room(count, new, cache.capacity, f" for sequence {b}")
+    for b, row in enumerate([] if cache.rows is None else values(cache.rows) or []):
+        if not 0 <= row < len(cache.k):
+            raise ValueError(
+                f"cache_batch_idx must be 0 to {len(cache.k) - 1}, a row of the cache; got {row} for sequence {b}."
+            )
     first = [] if cache.leftpad is None else values(cache.leftpad) or []
     for b, (start, count) in enumerate(zip(first, counts, strict=False)):
         if not 0 <= start <= count:
