@@ -186,6 +186,16 @@ def test_calls_that_repeat_have_the_same_bits(name: str) -> None:
         assert torch.equal(x, again[key]), key
 
 
+def test_calls_that_repeat_are_launched_by_the_launcher_in_c() -> None:
+    """All of their kernels: else Triton is built in another way, and calls take twice as long."""
+    replay.forget()
+    q, k, v = (x.requires_grad_() for x in inputs(2, 300, 128))
+    for _ in range(3):
+        out = flash_attention(q, k, v, causal=True)
+        out.backward(torch.ones_like(out))
+    assert [kept is not None and len(kept.launches) for kept in replay._KNOWN.values()] == [1, 3]
+
+
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_batch_invariance(dim: int) -> None:
     """A sequence alone, in a batch, and among others: the same bits, forward and backward."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
-from assay.flash import descriptors, hopper, hopper_forward_tiles, launch, replay
+from assay.flash import descriptors, hopper, hopper_forward_tiles, launch, launcher, replay
 from assay.flash.call import Call
 from assay.flash.layout import aligned
 from assay.flash.numerics import Numerics
@@ -31,11 +31,11 @@ ZERO = torch.zeros(4, dtype=torch.int32)
 
 
 class Asked:
-    """What Triton was asked to launch. Tensors have the numbers in which they came."""
+    """What Triton was asked to launch. Tensors have the numbers in which their addresses came."""
 
     def __init__(self) -> None:
         self.launches: list[Any] = []
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor | There] = []
         self.again = 0
 
     def add(self, kernel: Any, grid: tuple[int, ...], bound: Any, options: dict[str, Any]) -> None:
@@ -43,30 +43,76 @@ class Asked:
         self.launches.append((kernel.fn.__name__, (*grid, 1, 1)[:3], arguments, options))
 
     def _named(self, x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            same = [i for i, known in enumerate(self.tensors) if known is x]
+        if isinstance(x, torch.Tensor | There):
+            same = [i for i, known in enumerate(self.tensors) if known.data_ptr() == x.data_ptr()]
             if not same:
                 self.tensors.append(x)
-            return same[0] if same else len(self.tensors) - 1, x.shape, x.stride(), x.dtype
+            return same[0] if same else len(self.tensors) - 1, x.dtype
         if isinstance(x, descriptors.KINDS):
             return type(x), self._named(x.base), x.shape, x.strides, x.block_shape, getattr(x, "layout", None)
-        return type(x), tuple(map(self._named, x)) if isinstance(x, tuple) else repr(x)
+        return tuple(map(self._named, x)) if isinstance(x, tuple) else (type(x), repr(x))
+
+
+@dataclass
+class There:
+    """What is at an address."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
 class Compiled(CompiledKernel):  # type: ignore[misc]
-    """For what Triton would have compiled it for."""
+    """For what Triton would have compiled it for, with what it was given first."""
 
-    def __init__(self, kernel: Any, specialization: Any, options: dict[str, Any], asked: Asked) -> None:
+    def __init__(
+        self, kernel: Any, specialization: Any, options: dict[str, Any], given: list[Any], asked: Asked
+    ) -> None:
         self.kernel, self.specialization, self.options, self.asked = kernel, specialization, options, asked
+        self.dtypes = [dtypes_of(x) for x in given]
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        def run(*arguments: Any) -> None:
-            bound, specialization, _ = self.kernel.device_caches[0][4](*arguments)
-            assert specialization == self.specialization
-            self.asked.again += 1
-            self.asked.add(self.kernel, grid, bound.values(), self.options)
+    def launcher(self) -> launcher.Launcher:
+        encodings = [{"of": x} for x in self.dtypes if isinstance(x, dict)]
+        return launcher.Launcher(self.launch, ("function", *range(8)), encodings)
 
-        return run
+    def launch(self, *taken: Any) -> None:
+        """What the launcher in C takes; of descriptors, `encode` below."""
+        x, y, z, stream, function = taken[:5]
+        assert (stream, function, taken[5:13]) == (7, "function", tuple(range(8)))
+        rest, arguments = list(taken[13:]), []
+        for dtypes in self.dtypes:
+            value = rest.pop(0)
+            if isinstance(dtypes, dict):
+                expected = [*value.shape, *value.strides]
+                assert [rest.pop(0) for _ in expected] == expected
+            arguments.append(value if isinstance(dtypes, dict) else there(value, dtypes))
+        assert rest == []
+        bound, specialization, _ = self.kernel.device_caches[0][4](*arguments)
+        assert specialization == self.specialization
+        self.asked.again += 1
+        self.asked.add(self.kernel, (x, y, z), bound.values(), self.options)
+
+
+def dtypes_of(value: Any) -> Any:
+    """Of tensors, wherever they are in an argument; of a descriptor's, with its name."""
+    if isinstance(value, descriptors.KINDS):
+        return {"base": value.base.dtype}
+    if isinstance(value, tuple):
+        return tuple(map(dtypes_of, value))
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def there(value: Any, dtypes: Any) -> Any:
+    """An argument with what is at its addresses."""
+    if isinstance(value, tuple):
+        return tuple(map(there, value, dtypes))
+    return value if dtypes is None else There(value, dtypes)
+
+
+def encode(descriptor: Any, encoding: dict[str, Any]) -> Any:
+    return descriptors.of(There(descriptor.base.data_ptr(), encoding["of"]["base"]), descriptor)
 
 
 @pytest.fixture
@@ -78,7 +124,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
         def run(*args: Any, **named: Any) -> Compiled:
             bound, specialization, options = self.device_caches[0][4](*args, **named)
             found.add(self, grid, bound.values(), options)
-            return Compiled(self, specialization, options, found)
+            return Compiled(self, specialization, options, list(bound.values()), found)
 
         return run
 
@@ -90,9 +136,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     for module in (hopper, hopper_forward_tiles, replay):
         monkeypatch.setattr(module, "counter", lambda device: ZERO)
     monkeypatch.setattr(replay, "can", lambda x: True)
+    monkeypatch.setattr(replay, "_stream", lambda device: 7)
+    monkeypatch.setattr(launcher, "launcher_of", lambda kernel: kernel.launcher())
+    monkeypatch.setattr(launcher, "encode", encode)
+    made = replay._made
+    monkeypatch.setattr(replay, "_made", lambda *of: held(made(*of)))
+    held.clear()
     replay.forget()
     yield found
     replay.forget()
+
+
+class Held(list[Any]):
+    """What may not have its address taken by another tensor."""
+
+    def __call__(self, x: Any) -> Any:
+        self.append(x)
+        return x
+
+
+held = Held()
 
 
 def other(x: Any) -> Any:
@@ -111,8 +174,9 @@ def launched(asked: Asked, call: Call, dout: torch.Tensor, dlse: torch.Tensor | 
     lse = torch.zeros(call.q.shape[:3])
     given = (call.q, call.k, call.v, call.slopes, call.sinks, call.bias, out, lse, dout, dlse, ZERO)
     asked.tensors = [x for x in given if x is not None]
-    launch.forward(call)
-    launch.backward(call, out, lse, dout, dlse, call.bias is not None)
+    held(launch.forward(call))
+    held(launch.backward(call, out, lse, dout, dlse, call.bias is not None))
+    held.clear()
     return list(asked.launches)
 
 
@@ -217,6 +281,24 @@ def test_switches_are_part_of_the_kind(asked: Asked, monkeypatch: pytest.MonkeyP
             patch.setattr(target, name, value)
             launch.forward(call_of(*three()))
     assert asked.again == 0
+
+
+def test_launches_that_are_watched_are_not_taken(asked: Asked) -> None:
+    """Triton tells who asked for it of every launch; what is launched again would not."""
+
+    def hook(*_: Any) -> None: ...
+
+    for _ in range(3):
+        launch.forward(call_of(*three()))
+    assert asked.again == 1
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        launch.forward(call_of(*three()))
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    assert asked.again == 1
+    launch.forward(call_of(*three()))
+    assert asked.again == 2
 
 
 def test_one_tensor_twice(asked: Asked) -> None:

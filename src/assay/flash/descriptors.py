@@ -66,7 +66,7 @@ def bare(descriptor: Any) -> Any:
     return of(None, descriptor)
 
 
-def of(x: torch.Tensor | None, like: Any) -> Any:
+def of(x: Any, like: Any) -> Any:
     """A descriptor like another, of another tensor of the same shape, strides and dtype: not checked again."""
     made = object.__new__(type(like))
     made.__dict__.update(like.__dict__, base=x)

@@ -3,13 +3,14 @@
 Tiles, grids, descriptors and Triton's choice of a compiled kernel follow from shapes, strides, dtypes and options, in
 Python: that takes longer than a short kernel. All of these are in the key, by value, which tells more calls apart than
 Triton does (by dtypes, by numbers that are 1 or multiples of 16, by what is None, by constants). Of an address it asks
-whether it is a multiple of 16: here all are, or nothing is kept or taken.
+whether it is a multiple of 16: here all are, or nothing is kept or taken. Of tensors nothing is kept: they are given
+by their addresses, which is all that a kernel takes of them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,20 +19,22 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.language import constexpr
 
-from assay.flash import descriptors
+from assay.flash import descriptors, launcher
 from assay.flash.counters import counter
 
 Given = tuple[torch.Tensor | None, ...]
-_Mover = Callable[[list[Any]], Any]
-"""From a call's tensors, what one of its arguments is."""
+Addresses = list[int | None]
+_Mover = Callable[[Addresses], Any]
+"""From the addresses of a call's tensors, what one of its arguments is."""
 _MOST = 4096
+_STREAM = 3
+"""Its place among what a launcher takes."""
 
 
 class _Launch(NamedTuple):
-    kernel: CompiledKernel
-    grid: tuple[int, int, int]
+    launch: Callable[..., None]
     arguments: list[Any]
-    """Of the kernel, with None in place of what moves."""
+    """With None in place of what moves."""
     moving: list[tuple[int, _Mover]]
 
 
@@ -53,36 +56,41 @@ class _Recording:
         self.counter = len(given)
 
     def add(self, kernel: Any, compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], named: Any) -> None:
-        if compiled is None or not isinstance(compiled, CompiledKernel):  # None: by an interpreter
+        # Nothing is compiled in an interpreter.
+        found = launcher.launcher_of(compiled) if isinstance(compiled, CompiledKernel) else None
+        if found is None:
             self.complete = False
             return
-        arguments, moving = [*args], []
-        arguments += [named.get(parameter.name, parameter.default) for parameter in kernel.params[len(args) :]]
+        given = [*args, *(named.get(parameter.name, parameter.default) for parameter in kernel.params[len(args) :])]
+        encodings = iter(found.encodings)
+        arguments, moving = [*(*grid, 1, 1)[:3], None, *found.rest], []
         try:
-            for i, parameter in enumerate(kernel.params):
-                mover = None if parameter.is_constexpr else self._mover(arguments[i])
+            for parameter, value in zip(kernel.params, given, strict=True):
+                place = len(arguments)
+                arguments.append(value)
+                mover = None if parameter.is_constexpr else self._mover(value, encodings)
+                if isinstance(value, descriptors.KINDS):
+                    arguments += [*value.shape, *value.strides]
                 if mover is not None:
-                    moving.append((i, mover))
-                    arguments[i] = None  # nothing of this call's is kept
-        except _UnknownError:
+                    arguments[place] = None  # nothing of this call's is kept
+                    moving.append((place, mover))
+        except (_UnknownError, StopIteration):
             self.complete = False
-        x, y, z = (*grid, 1, 1)[:3]
-        self.kept.launches.append(_Launch(compiled, (x, y, z), arguments, moving))
+        self.kept.launches.append(_Launch(found.launch, arguments, moving))
 
-    def _mover(self, value: Any) -> _Mover | None:
+    def _mover(self, value: Any, encodings: Iterator[dict[str, Any]]) -> _Mover | None:
         """None for what is the same in every call of this kind."""
         if isinstance(value, torch.Tensor):
             return itemgetter(self._number(value))
         if isinstance(value, descriptors.KINDS):
-            bare, number = descriptors.bare(value), self._number(value.base)
-            return lambda tensors: descriptors.of(tensors[number], bare)
+            number, at = self._number(value.base), launcher.Encoded(descriptors.bare(value), next(encodings)).at
+            return lambda addresses: at(addresses[number])  # type: ignore[arg-type]
         if isinstance(value, tuple):
-            parts = [self._mover(x) for x in value]
+            parts = [self._mover(x, iter(())) for x in value]  # of descriptors Triton takes none in a tuple
             if not any(parts):
                 return None
-            known = [None if part else x for x, part in zip(value, parts, strict=True)]
-            make = getattr(type(value), "_make", tuple)
-            return lambda tensors: make([part(tensors) if part else x for x, part in zip(known, parts, strict=True)])
+            both = [(None if part else x, part) for x, part in zip(value, parts, strict=True)]
+            return lambda addresses: tuple([part(addresses) if part else x for x, part in both])
         if value is None or isinstance(value, int | float | str | constexpr):
             return None
         raise _UnknownError
@@ -121,10 +129,11 @@ def replayed(given: Given, options: tuple[Any, ...], work: Callable[[], None]) -
     It only launches, by `launch` below. Everything that it reads is in `options` or follows from the tensors' shapes,
     strides, dtypes and device; it takes further memory from `room`. One that gives a kernel another tensor is not kept.
     """
-    key = _key(given, options)
+    addresses = [None if x is None else x.data_ptr() for x in given]
+    key = None if launcher.is_watched() else _key(given, addresses, options)
     kept = None if key is None else _KNOWN.get(key)
     if kept is not None:
-        _launch_again(kept, given)
+        _launch_again(kept, _device(given), addresses)
     elif key is None or not _is_worth_it(key, given):
         work()
     else:
@@ -145,15 +154,15 @@ def _is_worth_it(key: tuple[Any, ...], given: Given) -> bool:
     return key not in _KNOWN and len(set(tensors)) == len(tensors) and not torch.cuda.is_current_stream_capturing()
 
 
-def _key(given: Given, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _key(given: Given, addresses: Addresses, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """None: there is an address that is no multiple of 16."""
+    if any(address is not None and address & 15 for address in addresses):
+        return None
     modes = torch.are_deterministic_algorithms_enabled(), knobs.runtime.debug, knobs.compilation.instrumentation_mode
     key = [_device(given), options, modes]
     for x in given:
         if x is None:
             key.append(None)
-        elif x.data_ptr() % 16:
-            return None
         else:
             key += x.shape, x.stride(), x.dtype
     return tuple(key)
@@ -177,7 +186,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory that the kernels of one call hand on; a call that is replayed has its own."""
-    made = torch.empty(shape, dtype=dtype, device=device)
+    made = _made(shape, dtype, device)
     if (recording := _HERE.recording) is not None:
         recording.number[id(made)] = len(recording.tensors)
         recording.tensors.append(made)
@@ -191,16 +200,26 @@ def forget() -> None:
     _KNOWN.clear()
 
 
-def _launch_again(kept: _Kept, given: Given) -> None:
-    device = _device(given)
-    tensors = [*given, counter(device) if kept.counts else None]
-    for shape, dtype in kept.rooms:
-        tensors.append(torch.empty(shape, dtype=dtype, device=device))
-    for kernel, grid, arguments, moving in kept.launches:
+def _launch_again(kept: _Kept, device: torch.device, addresses: Addresses) -> None:
+    addresses.append(counter(device).data_ptr() if kept.counts else None)
+    rooms = [_made(shape, dtype, device) for shape, dtype in kept.rooms]
+    addresses += [x.data_ptr() for x in rooms]
+    stream = _stream(device)
+    for launch, arguments, moving in kept.launches:
         arguments = arguments.copy()
-        for i, mover in moving:
-            arguments[i] = mover(tensors)
-        kernel[grid](*arguments)
+        arguments[_STREAM] = stream
+        for place, mover in moving:
+            arguments[place] = mover(addresses)
+        launch(*arguments)
+
+
+def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _stream(device: torch.device) -> int:
+    """The current one, as Triton asks for it: no Stream is made."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
 
 
 def _device(given: Given) -> torch.device:

@@ -1,0 +1,104 @@
+"""What is reached for behind Triton's interface is there, and where it is not there is no launcher."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton import knobs
+from triton.backends.nvidia import driver
+
+from assay.flash import descriptors, launcher
+
+ENCODING = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [1, 1, 64, 64], "fp4_padded": False}
+SIGNATURE = {0: "tensordesc<bf16[1, 1, 64, 64]>", 1: "*fp32", 2: "i32"}
+start: Any = [].append
+"""Some function in C."""
+
+
+def compiled(signature: dict[int, str], encodings: list[Any], **other: Any) -> Any:
+    """As much of a compiled kernel as Triton's own launcher has been put into."""
+    run = {
+        "launch": driver.wrap_handle_tensordesc(start, signature, encodings),
+        "global_scratch_size": 0, "profile_scratch_size": 0, "launch_cooperative_grid": False, "launch_pdl": True,
+    }  # fmt: skip
+    return SimpleNamespace(
+        run=SimpleNamespace(**{**run, **other}),
+        function=17,
+        packed_metadata=(4, 1, 1000),
+        metadata=SimpleNamespace(tensordesc_meta=encodings),
+    )
+
+
+def test_behind_what_encodes_descriptors() -> None:
+    found = launcher.launcher_of(compiled(SIGNATURE, [ENCODING]))
+    assert found is not None
+    assert found.launch is start
+    assert found.rest == (17, False, True, None, None, (4, 1, 1000), None, None, None)
+    assert found.encodings == [ENCODING]
+
+
+def test_without_descriptors() -> None:
+    found = launcher.launcher_of(compiled({0: "*fp32"}, []))
+    assert found is not None
+    assert found.launch is start
+    assert found.encodings == []
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        compiled(SIGNATURE, [None]),  # a descriptor that this GPU has not
+        compiled(SIGNATURE, [ENCODING], global_scratch_size=128),
+        compiled(SIGNATURE, [ENCODING], profile_scratch_size=128),
+        compiled(SIGNATURE, [ENCODING], launch=lambda *_: None),
+        SimpleNamespace(run=start),
+    ],
+    ids=["not encoded", "memory", "memory of a profiler", "another Python", "another Triton"],
+)
+def test_none_to_be_had(kernel: Any) -> None:
+    assert launcher.launcher_of(kernel) is None
+
+
+def test_another_order_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_BASE_ARGS_FORMAT", "iiiKKppOOOOO")
+    assert launcher.launcher_of(compiled(SIGNATURE, [ENCODING])) is None
+
+
+def test_who_watches() -> None:
+    def hook(*_: Any) -> None: ...
+
+    assert not launcher.is_watched()
+    for chain in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        chain.add(hook)
+        assert launcher.is_watched()
+        chain.remove(hook)
+    assert not launcher.is_watched()
+
+
+def test_a_descriptor_is_encoded_once_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton encodes one of a tensor there."""
+    asked: list[Any] = []
+
+    def fill(*arguments: Any) -> int:
+        asked.append(arguments)
+        return len(asked)
+
+    active = SimpleNamespace(utils=SimpleNamespace(fill_tma_descriptor=fill))
+    monkeypatch.setattr("triton.runtime.driver._active", active)
+    x = torch.empty(1, 2, 100, 64, dtype=torch.bfloat16)
+    made = descriptors.gluon_tiles(x, 64)
+    by_triton = driver.make_tensordesc_arg(made, ENCODING)
+    encoded = launcher.Encoded(descriptors.bare(made), ENCODING)
+    assert [encoded.at(x.data_ptr()), encoded.at(x.data_ptr()), encoded.at(4096)] == [2, 2, 3]
+    assert asked[0] == asked[1]
+    assert asked[2] == (4096, *asked[1][1:])
+    assert by_triton[1:] == [*made.shape, *made.strides]
+    monkeypatch.setattr(launcher, "_MOST", 2)
+    encoded.at(8192)
+    assert len(encoded.known) == 1
