@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from assay.flash import decode
+from assay.flash import decode, decode_launch
 
 from .decode_cases import CASES, IN_FP32, Case, Drawn, check, check_invariance
 
@@ -27,7 +27,7 @@ def check_hidden_keys() -> None:
 
 
 def main() -> None:
-    decode.by_sequence = decode.launch  # what CUDA tensors get
+    decode.by_sequence = decode_launch.launch  # what CUDA tensors get
     for name, case in CASES.items():
         for dtype in (torch.float16, torch.float32) if name in IN_FP32 else (torch.float16,):
             try:

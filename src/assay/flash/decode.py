@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from importlib import import_module
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -13,18 +13,6 @@ from torch.autograd import forward_ad
 from assay.flash import checks, cpu
 from assay.flash.call import Call
 from assay.flash.library import in_forward_mode, operator
-from assay.flash.tuning import Tile
-
-_LOG2_E = 1.4426950408889634
-_LEAST_KEYS = 128
-"""Of a split: below this its start and its share of the merge take longer than its keys."""
-_INVARIANT_KEYS = 512
-"""Of a split, always, if the batch must not change a sequence's bits."""
-_PROGRAMS = 2
-"""For each multiprocessor of the GPU."""
-_MERGED_AT_ONCE = 16
-_FAR = 2**30
-"""A window's side beyond all lengths, within int32."""
 
 
 class _Options(TypedDict, total=False):
@@ -180,21 +168,23 @@ def flash_decode(
     if not q.is_cuda:
         return by_sequence(call)
     with torch.cuda.device(q.device):  # Triton launches on the current device, whatever its arguments say
-        return launch(call)
+        launched: tuple[Tensor, Tensor] = import_module("assay.flash.decode_launch").launch(call)
+        return launched
 
 
-def _results(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def empty_results(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """For the output and the LSE."""
     batch, heads, queries = q.shape[:3]
     out = q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
     return out, q.new_empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
-decode = operator(flash_decode, fake=_results)
+decode = operator(flash_decode, fake=empty_results)
 
 
 def by_sequence(call: CacheCall) -> tuple[Tensor, Tensor]:
     """On the CPU: the keys of each sequence by themselves, as `flash_attention` takes them."""
-    out, lse = _results(call.q, call.k, call.v)
+    out, lse = empty_results(call.q, call.k, call.v)
     lengths = [call.longest] * len(call.q) if call.lengths is None else call.lengths.tolist()
     for b, length in enumerate(lengths):
         one = slice(b, b + 1)
@@ -217,131 +207,8 @@ def _keys_of(call: CacheCall, cache: Tensor, b: int, length: int) -> Tensor:
     """(1, H_kv, length, D) of sequence b."""
     if call.table is None:
         return cache[b : b + 1, :, :length]
-    pages = call.table[b, : _ceil(length, cache.shape[2])].long()
+    pages = call.table[b, : -(-length // cache.shape[2])].long()
     return cache[pages].transpose(0, 1).flatten(1, 2)[None, :, :length]
-
-
-def launch(call: CacheCall) -> tuple[Tensor, Tensor]:
-    """On CUDA: one kernel over all splits, and where there are several, one that merges them."""
-    q, k, v = call.q, call.k, call.v
-    rows = q.shape[2] * (q.shape[1] // k.shape[1])
-    tile = _tile(call, rows)
-    row_blocks = _ceil(rows, tile.rows)
-    splits, least = _splits(call, tile.columns, q.shape[0] * k.shape[1] * row_blocks)
-    results: tuple[Tensor, Tensor] = _results(q, k, v)
-    out, lse = (x[None] for x in results)
-    if splits == 1:
-        _attend(call, tile, row_blocks, least, out, lse)
-        return results
-    parts = _parts(results[0], splits)
-    _attend(call, tile, row_blocks, least, *parts)
-    _merge(call.sinks, *parts, out, lse)
-    return results
-
-
-def _attend(call: CacheCall, tile: Tile, row_blocks: int, least: int, out: Tensor, lse: Tensor) -> None:
-    """Each split's output and LSE, (splits, B, H, queries, …)."""
-    from assay.flash.kernels.decode import attention_decode  # Triton: not there on every machine
-    from assay.flash.kernels.tile import Scores, Span, precision
-
-    q, k, v, table, cap = call.q, call.k, call.v, call.table, call.softcap
-    (batch, heads, queries, dim), kv_heads, splits = q.shape, k.shape[1], len(out)
-    left, right = (None if side is None else min(side, _FAR) for side in (call.left, call.right))
-    scale = call.scale * _LOG2_E if cap is None else call.scale / cap
-    attention_decode[(splits * row_blocks * batch, kv_heads)](
-        q,
-        q.stride(),
-        k,
-        k.stride(),
-        v,
-        v.stride(),
-        None if call.lengths is None else call.lengths.contiguous(),
-        table,
-        None if table is None else table.stride(),
-        out,
-        out.stride()[:4],
-        lse,
-        lse.stride(),
-        None if call.sinks is None else call.sinks.contiguous(),
-        Span(queries, None, left, right, None, None, None),
-        Scores(scale, None if cap is None else cap * _LOG2_E, call.slopes, None, None, None, None, None, None),
-        call.longest,
-        heads,
-        splits,
-        least,
-        splits == 1,
-        heads // kv_heads,
-        None if table is None else k.shape[2],
-        dim,
-        v.shape[3],
-        tile.rows,
-        tile.columns,
-        _power_of_two(dim),
-        _power_of_two(v.shape[3]),
-        precision(q.dtype),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-
-
-def _merge(sinks: Tensor | None, parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
-    from assay.flash.kernels.decode import merge_splits
-
-    splits, batch, heads, queries, dim = parts.shape
-    merge_splits[(batch * heads * queries,)](
-        parts, parts.stride()[:4], part_lse, part_lse.stride(), out, out.stride()[:4], lse, lse.stride(),
-        None if sinks is None else sinks.contiguous(), splits, heads, queries, dim, _power_of_two(dim), _MERGED_AT_ONCE,
-    )  # fmt: skip
-
-
-def _parts(out: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Room for each split's output and LSE, in FP32 and laid out as the output is."""
-    parts = out.new_empty(splits, *out.transpose(1, 2).shape, dtype=torch.float32)
-    return parts.transpose(2, 3), out.new_empty(splits, *out.shape[:3], dtype=torch.float32)
-
-
-def _tile(call: CacheCall, rows: int) -> Tile:
-    """Rows of one KV head, keys, warps and stages. With few rows all that counts is how many loads are under way."""
-    wide = max(call.q.shape[3], call.v.shape[3]) > 128
-    if call.q.dtype == torch.float32:
-        return Tile(16, 32, 8, 2)
-    rows = min(_power_of_two(rows), 128)
-    warps = 8 if rows == 128 or (wide and rows == 64) else 4
-    # Pages are loaded before their keys are: the same keys under way take twice the stages.
-    return Tile(rows, 32 if wide else 64, warps, 3 if call.table is None else 5)
-
-
-def _splits(call: CacheCall, columns: int, programs: int) -> tuple[int, int]:
-    """Into how many splits the keys are cut, and how many blocks of keys a split has at the least.
-
-    From what the host knows, the capacity: the kernel cuts the keys that a sequence has into as many parts. With a
-    fixed size there are splits enough for all blocks, so that each is of the least size.
-    """
-    blocks = _ceil(call.longest, columns)
-    if call.left is not None and call.right is not None:
-        blocks = min(blocks, _ceil(call.left + call.right + call.q.shape[2], columns) + 1)
-    if call.splits is not None:
-        return call.splits, 1
-    if call.batch_invariant:
-        least = _INVARIANT_KEYS // columns
-        return max(1, _ceil(blocks, least)), least
-    least = _LEAST_KEYS // columns
-    wanted = _ceil(_PROGRAMS * _multiprocessors(call.q.device), max(1, programs))
-    return max(1, min(wanted, _ceil(blocks, least))), least
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _power_of_two(size: int) -> int:
-    """The next from 16, the least that tensor cores take."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _check_no_gradient(*inputs: Tensor | None) -> None:

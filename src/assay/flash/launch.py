@@ -10,8 +10,9 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.flash import decode, hopper, hopper_forward_tiles, replay
+from assay.flash import decode_launch, hopper, hopper_forward_tiles, replay
 from assay.flash.call import Call, Gradients
+from assay.flash.decode import CacheCall
 from assay.flash.descriptors import row_tiles, tiles
 from assay.flash.kernels.backward import attention_backward_kv, attention_backward_q, attention_prepare_backward
 from assay.flash.kernels.bias import attention_backward_bias
@@ -50,7 +51,7 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     if out.shape[0] == 0 or out.shape[2] == 0 or call.k.shape[2] == 0:
         return out.zero_(), _lse_of_nothing(call, lse)
     if _few_queries(call):
-        split, lse = decode.launch(_as_decoding(call))
+        split, lse = decode_launch.launch(_as_decoding(call))
         out.copy_(split)
     else:
         _replayed("forward", call, (out, lse), lambda: _forward(call, out, lse))
@@ -80,8 +81,8 @@ def _few_queries(call: Call) -> bool:
     return few and plain and not call.packed
 
 
-def _as_decoding(call: Call) -> decode.CacheCall:
-    return decode.CacheCall(
+def _as_decoding(call: Call) -> CacheCall:
+    return CacheCall(
         q=call.q,
         k=call.k,
         v=call.v,
