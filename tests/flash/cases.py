@@ -207,6 +207,10 @@ def check_against_plain(drawn: Drawn, compute: Callable[[Drawn], Results] = ours
     Of a row that sees one key, plain attention's dS is exactly 0; ours is dP − delta, a rounding of FP32 away from it.
     The LSE is kept in units of log₂ on the way: two roundings of FP32 more. The gradient of a sink is one number, so
     plain attention may be right by luck; ours is off by what rounding the output does to delta.
+
+    In FP32 both have the errors of sums, which depend on the machine's matrix products (numpy's in the interpreter,
+    torch's for plain attention), and the largest of a few thousand on luck: by six seeds 1.0 to 2.7 times plain
+    attention's, where the RMSE is 1.2 to 1.5 times. So there it is the RMSE, and twice as much for the largest.
     """
     dtype = drawn.q.dtype
     truth, plain = theirs(drawn, torch.float64), theirs(drawn, dtype)
@@ -221,7 +225,16 @@ def check_against_plain(drawn: Drawn, compute: Callable[[Drawn], Results] = ours
         if name == "dsinks" and drawn.sinks is not None:
             off = (drawn.dout.double() * truth["out"]).abs().sum(-1) * torch.finfo(dtype).eps / 2
             more += largest((torch.exp(drawn.sinks.double()[:, None] - truth["lse"]) * off).sum((0, 2)))
+        if dtype == torch.float32:
+            assert rmse(x, truth[name]) <= factor * rmse(plain[name], truth[name]) + floor + more, name
+            factor *= 2
         assert error(x, truth[name]) <= factor * error(plain[name], truth[name]) + floor + more, name
+
+
+def rmse(x: torch.Tensor, truth: torch.Tensor) -> float:
+    """Where the truth is finite."""
+    distance = (x.double() - truth)[truth.isfinite()]
+    return float(distance.square().mean().sqrt()) if len(distance) else 0.0
 
 
 def error(x: torch.Tensor, truth: torch.Tensor) -> float:

@@ -58,7 +58,17 @@ def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None
     first = keys - queries + right  # the last key that the first row sees
     if queries == keys or right == queries - keys or first < 0 or queries * keys > SCORES or is_watched(q, k):
         return right, None
-    return None, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril_(first)
+    return None, visible(queries, keys, first)
+
+
+def last_causal(queries: int, keys: int) -> Tensor:
+    """The causal mask of the last queries over all keys, True where a key is seen."""
+    return visible(queries, keys, keys - queries)
+
+
+def visible(queries: int, keys: int, first: int) -> Tensor:
+    """A mask, True up to the first row's last key, and one more in each row after it."""
+    return torch.ones(queries, keys, dtype=torch.bool).tril_(first)
 
 
 def takes_short(

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
 from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite
-from assay.flash.cpu_plain import is_watched
+from assay.flash.cpu_plain import SCORES, is_watched, last_causal
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
 _flash_is_on = torch._C._get_flash_sdp_enabled
@@ -36,16 +36,20 @@ def attention(
     """softmax(scale · q·kᵀ + bias)·v, or None for what is not of the plainest kind: the checks refuse it or not.
 
     SDPA computes it, with the kernel that `cpu_plain.attend` takes: only where `cpu_plain.takes` says yes, and no
-    switch, mode or transform of the caller's makes it another. `last_sees_all`: causal calls of one query, the last,
-    hide nothing. What torch refuses (sparse or nested tensors have no
-    strides, k and v may be of another dtype or device) is for the checks as well.
+    switch, mode or transform of the caller's makes it another. `last_sees_all`: causal masks are aligned with the last
+    key, so that one query hides nothing, and fewer queries than keys need a mask that is written out. What torch
+    refuses (sparse or nested tensors have no strides, k and v may be of another dtype or device) is for the checks as
+    well.
     """
     if is_compiling() or not (type(q) in _TENSORS and type(k) in _TENSORS and type(v) in _TENSORS and q.is_cpu):
         return None
     try:
         dtype, shape, of_k = q.dtype, q.shape, k.shape
-        if causal is True and last_sees_all and len(shape) == 4 and shape[2] == 1:
-            causal = False
+        if causal is True and last_sees_all and len(shape) == len(of_k) == 4:
+            if shape[2] == 1:
+                causal = False
+            elif bias is None and shape[2] < of_k[2] and shape[2] * of_k[2] <= SCORES:
+                causal, bias = False, last_causal(shape[2], of_k[2])
         if (
             len(shape) != 4
             or of_k != v.shape
