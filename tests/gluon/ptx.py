@@ -30,9 +30,9 @@ def _special(name):
 
 
 def _bar(op, args):
-    """Named barriers: bar.sync id, threads / bar.arrive id, threads; all lanes have the same."""
+    """Named barriers: bar.sync id, threads / bar.arrive id, threads."""
     task = current()
-    number, threads = (int(a) for arg in args for a in np.unique(arg))
+    number, threads = (int(str(a), 0) for a in args)
     mine = 32 * task.warps
     state = task.cta.named.setdefault(
         number, {"arrived": 0, "round": 0, "gathered": np.zeros(task.cta.agents, np.int64), "done": None}
@@ -196,7 +196,7 @@ def _run_ptx(asm, sources, n_out, lanes, tied=()):
             put(args[0], np.broadcast_to(how(warps, 1, keepdims=True), warps.shape).reshape(shape))
             continue
         if op.startswith(("bar.", "barrier.")):
-            _bar(op, [value(a) for a in args])
+            _bar(op, args)
             continue
         if op.startswith("cp.async.bulk.wait_group"):
             wait_stores(current(), int(args[0]), written=".read" not in op)

@@ -44,11 +44,11 @@ from assay.flash.kernels.hopper_shared import (
 )
 from assay.flash.kernels.hopper_softmax import softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
-from assay.flash.kernels.hopper_turns import give_back, named_barrier, pass_turn, take_turn, wait_for_all
+from assay.flash.kernels.hopper_turns import named_barrier, pass_turn, take_turn
 
 
 class Buffers(NamedTuple):
-    """Shared memory and the barriers that say when it is full; when Q and notes may be written again (K, V: turns)."""
+    """Shared memory and the barriers that say when it is full and when it may be written again."""
 
     q: Any
     out: Any
@@ -58,6 +58,7 @@ class Buffers(NamedTuple):
     q_empty: Any
     full: Any
     """K of a block and V of the one before: what a consumer multiplies at the same time."""
+    empty: Any
     v_raw: Any
     """Packed: V is there, and not yet cleaned."""
     leaning: Any
@@ -96,17 +97,16 @@ class Shape:
 @gluon.jit
 def bring(
     k_tiles, v_tiles, buffers, work, before_k, batch, kv_head, block, step, cleaned,
-    K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr, SHAPE: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """K of a block of keys and V of the block before, on its right, into the stage that was left longest ago."""
-    STAGES: gl.constexpr = SHAPE.stages
-    COLUMNS: gl.constexpr = SHAPE.columns
-    stage, _ = stage_of(step, STAGES)
+    STAGES: gl.constexpr = buffers.k.shape[0]
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    stage, phase = stage_of(step, STAGES)
     full, v = buffers.full.index(stage), buffers.v.index(stage)
     start = (block + 1) * COLUMNS
     place = [batch, kv_head, before_k + start, 0]
-    if step >= STAGES:
-        wait_for_all(stage, SHAPE)
+    mbarrier.wait(buffers.empty.index(stage), phase ^ 1)
     if not V:
         mbarrier.expect(full, k_tiles.block_type.nbytes)
     elif PACKED and start + COLUMNS > work.len_k:
@@ -157,17 +157,15 @@ def produce(given, SHAPE: gl.constexpr):
         keys = keys_of(work, work.first_row, span, TILE, COLUMNS)
         to = k_tiles, v_tiles, buffers, work, before_k, batch, work.head // group
         last = keys.end - keys.begin
-        cleaned = bring(*to, keys.end - 1, step, cleaned, True, False, PACKED, SHAPE)
+        cleaned = bring(*to, keys.end - 1, step, cleaned, True, False, PACKED)
         for back in range(1, last):
-            cleaned = bring(*to, keys.end - 1 - back, step + back, cleaned, True, True, PACKED, SHAPE)
+            cleaned = bring(*to, keys.end - 1 - back, step + back, cleaned, True, True, PACKED)
         # With a block to go: claimed earlier, a tile may wait here while another CTA is free; later, this one waits.
         tile = claim(counter, tiles)
-        cleaned = bring(*to, keys.begin - 1, step + last, cleaned, False, True, PACKED, SHAPE)
+        cleaned = bring(*to, keys.begin - 1, step + last, cleaned, False, True, PACKED)
         step += last + 1
         count += 1
     tell(buffers.note, buffers.note_full, buffers.note_empty, count, Work(-1, 0, 0, 0, 0, 0), PACKED)
-    for last in range(gl.maximum(step - SHAPE.stages, 0), step):  # given back, and not taken again
-        wait_for_all(stage_of(last, SHAPE.stages)[0], SHAPE)
 
 
 @gluon.jit
@@ -248,7 +246,7 @@ def over_blocks(
                 s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
             )
         output = warpgroup_mma_wait(0, deps=(output,))
-        give_back(stage, SHAPE)
+        mbarrier.arrive(buffers.empty.index(stage), count=1)
         if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
             output = rescaled(output, factor)
         else:
@@ -266,7 +264,7 @@ def pass_blocks(first, last, buffers, consumer: gl.constexpr, SHAPE: gl.constexp
         mbarrier.wait(buffers.full.index(stage), phase)
         take_turn(consumer, SHAPE)
         pass_turn(consumer, SHAPE)
-        give_back(stage, SHAPE)
+        mbarrier.arrive(buffers.empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -345,7 +343,7 @@ def attend(
     s = multiplied(q, lean, buffers, stage, S_LAYOUT)
     pass_turn(consumer, SHAPE)
     s = warpgroup_mma_wait(0, deps=(s,))
-    give_back(stage, SHAPE)
+    mbarrier.arrive(buffers.empty.index(stage), count=1)
     ahead = ahead_of(start, first, slope, work, COLUMNS)
     whole = start, rows, columns, slope, ahead, work, span, scores
     if span.right is None and span.left is None:
@@ -384,7 +382,7 @@ def attend(
     mbarrier.wait(buffers.full.index(stage), phase)
     output = warpgroup_mma(unpacked(p, buffers.v.dtype, P_LAYOUT), buffers.v.index(stage), output, is_async=True)
     output = warpgroup_mma_wait(0, deps=(output,))
-    give_back(stage, SHAPE)
+    mbarrier.arrive(buffers.empty.index(stage), count=1)
     pass_blocks(step + 1, step + 1 + keys.begin - tile.begin, buffers, consumer, SHAPE)
 
     row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROW_LAYOUT)
@@ -423,6 +421,7 @@ def attention_forward_tiles(
         q_full=barriers(Q_TILES, 1),
         q_empty=barriers(Q_TILES, 1),
         full=barriers(STAGES, 1),
+        empty=barriers(STAGES, CONSUMERS),
         v_raw=barriers(1, 1).index(0),
         leaning=None if scores.near is None else leaning(dtype, SHAPE.columns),
         note=notes(),
