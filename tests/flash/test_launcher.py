@@ -53,15 +53,21 @@ def test_without_descriptors() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        compiled(SIGNATURE, [None]),  # a descriptor that this GPU has not
         compiled(SIGNATURE, [ENCODING], global_scratch_size=128),
         compiled(SIGNATURE, [ENCODING], profile_scratch_size=128),
         compiled(SIGNATURE, [ENCODING], launch=lambda *_: None),
         SimpleNamespace(run=start),
     ],
-    ids=["not encoded", "memory", "memory of a profiler", "another Python", "another Triton"],
+    ids=["memory", "memory of a profiler", "another Python", "another Triton"],
 )
 def test_none_to_be_had(kernel: Any) -> None:
+    assert launcher.launcher_of(kernel) is None
+
+
+@pytest.mark.parametrize("name", ["_BASE_ARGS_FORMAT", "make_tensordesc_arg"])
+def test_what_triton_has_no_more(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    kernel = compiled(SIGNATURE, [ENCODING])
+    monkeypatch.delattr(driver, name)
     assert launcher.launcher_of(kernel) is None
 
 
@@ -94,11 +100,17 @@ def test_a_descriptor_is_encoded_once_for_an_address(monkeypatch: pytest.MonkeyP
     x = torch.empty(1, 2, 100, 64, dtype=torch.bfloat16)
     made = descriptors.gluon_tiles(x, 64)
     by_triton = driver.make_tensordesc_arg(made, ENCODING)
-    encoded = launcher.Encoded(descriptors.bare(made), ENCODING)
-    assert [encoded.at(x.data_ptr()), encoded.at(x.data_ptr()), encoded.at(4096)] == [2, 2, 3]
+    at, rest = launcher.taken(made, ENCODING)
+    assert [at(x.data_ptr()), at(x.data_ptr()), at(4096)] == [2, 2, 3]
     assert asked[0] == asked[1]
     assert asked[2] == (4096, *asked[1][1:])
-    assert by_triton[1:] == [*made.shape, *made.strides]
-    monkeypatch.setattr(launcher, "_MOST", 2)
-    encoded.at(8192)
-    assert len(encoded.known) == 1
+    assert by_triton[1:] == rest
+
+
+def test_a_descriptor_where_there_is_no_copy_engine() -> None:
+    """Is an address and numbers: as Triton gives them, with the tensor itself in front."""
+    x = torch.empty(1, 2, 100, 64, dtype=torch.bfloat16)
+    made = descriptors.tiles(x, 64)
+    at, rest = launcher.taken(made, None)
+    assert at(4096) == 4096
+    assert driver.make_tensordesc_arg(made, None) == [x, *rest]

@@ -38,6 +38,8 @@ class Asked:
         self.launches: list[Any] = []
         self.tensors: list[torch.Tensor | There] = []
         self.again = 0
+        self.encoded = True
+        """Whether descriptors are: GPUs before Hopper take them as addresses and numbers."""
 
     def add(self, kernel: Any, grid: tuple[int, ...], bound: Any, options: dict[str, Any]) -> None:
         arguments = [self._named(x) for x in bound]
@@ -75,7 +77,7 @@ class Compiled(CompiledKernel):  # type: ignore[misc]
         self.dtypes = [dtypes_of(x) for x in given]
 
     def launcher(self) -> launcher.Launcher:
-        encodings = [{"of": x} for x in self.dtypes if isinstance(x, dict)]
+        encodings = [x for x in self.dtypes if isinstance(x, dict)] if self.asked.encoded else []
         return launcher.Launcher(self.launch, ("function", *range(8)), encodings)
 
     def launch(self, *taken: Any) -> None:
@@ -85,10 +87,14 @@ class Compiled(CompiledKernel):  # type: ignore[misc]
         rest, arguments = list(taken[13:]), []
         for dtypes in self.dtypes:
             value = rest.pop(0)
-            if isinstance(dtypes, dict):
-                expected = [*value.shape, *value.strides]
-                assert [rest.pop(0) for _ in expected] == expected
-            arguments.append(value if isinstance(dtypes, dict) else there(value, dtypes))
+            if not isinstance(dtypes, dict):
+                arguments.append(there(value, dtypes))
+                continue
+            made = value if self.asked.encoded else descriptors.of(There(value, dtypes["base"]), dtypes["like"])
+            numbers = [*made.shape, *made.strides]
+            expected = numbers if self.asked.encoded else [*numbers, made.padding == "nan", *numbers]
+            assert [rest.pop(0) for _ in expected] == expected
+            arguments.append(made)
         assert rest == []
         bound, specialization, _ = self.kernel.device_caches[0][4](*arguments)
         assert specialization == self.specialization
@@ -99,7 +105,7 @@ class Compiled(CompiledKernel):  # type: ignore[misc]
 def dtypes_of(value: Any) -> Any:
     """Of tensors, wherever they are in an argument; of a descriptor's, with its name."""
     if isinstance(value, descriptors.KINDS):
-        return {"base": value.base.dtype}
+        return {"base": value.base.dtype, "like": descriptors.bare(value)}
     if isinstance(value, tuple):
         return tuple(map(dtypes_of, value))
     return value.dtype if isinstance(value, torch.Tensor) else None
@@ -113,7 +119,7 @@ def there(value: Any, dtypes: Any) -> Any:
 
 
 def encode(descriptor: Any, encoding: dict[str, Any]) -> Any:
-    return descriptors.of(There(descriptor.base.data_ptr(), encoding["of"]["base"]), descriptor)
+    return descriptors.of(There(descriptor.base.data_ptr(), encoding["base"]), descriptor)
 
 
 @pytest.fixture
@@ -219,8 +225,10 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(batch, length, heads, dim + 8)[..., :dim].transpose(1, 2)
 
 
-def test_what_is_launched_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encoded", [True, False], ids=["Hopper", "before"])
+def test_what_is_launched_again(asked: Asked, monkeypatch: pytest.MonkeyPatch, encoded: bool) -> None:
     """Call after call, one memory for all: the key tells apart what is launched in another way."""
+    asked.encoded = encoded
     rng = np.random.default_rng(0)
     again = 0
     few = [each for _ in range(25) for each in beside(*drawn(rng))]
@@ -302,6 +310,47 @@ def test_launches_that_are_watched_are_not_taken(asked: Asked) -> None:
     assert asked.again == 2
 
 
+def test_in_a_capture_nothing_is_recorded(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counter is its own. What is kept already is taken."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for _ in range(3):
+            launch.forward(call_of(*three()))
+    assert asked.again == 0
+    for _ in range(2):
+        launch.forward(call_of(*three()))
+    assert asked.again == 1
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    launch.forward(call_of(*three()))
+    assert asked.again == 2
+
+
+def test_memory_is_held_until_all_is_launched(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free would be given to the next who asks: rooms, and a counter that is made for this call."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def new(*of: Any) -> torch.Tensor:
+        x = torch.empty(of[0], dtype=of[1]) if len(of) == 3 else torch.zeros(4, dtype=torch.int32)
+        made.append(weakref.ref(x))
+        return x
+
+    def alive(self: Compiled, *taken: Any) -> None:
+        assert [x() is not None for x in made] == [True] * len(made)
+        asked.again += 1
+
+    q, k, v = three()
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    backward = call_of(q, k, v), out, lse, torch.empty_like(q), None, False
+    monkeypatch.setattr(Compiled, "launch", alive)
+    for _ in range(2):
+        launch.backward(*backward)
+    monkeypatch.setattr(replay, "_made", new)
+    monkeypatch.setattr(replay, "counter", new)
+    launch.backward(*backward)
+    assert asked.again == 3
+    assert len(made) == 2  # the counter, and dQ's sums
+
+
 def test_one_tensor_twice(asked: Asked) -> None:
     """Is not kept: which of the two would an argument be?"""
     q, k, v = three()
@@ -344,6 +393,30 @@ def test_decoding(asked: Asked, monkeypatch: pytest.MonkeyPatch, paged: bool, sp
             with monkeypatch.context() as patch:
                 patch.setattr(replay, "can", lambda x: False)
                 assert decoded(asked, call) == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": 0.25}, {"left": 100}, {"right": 5}, {"softcap": 5.0}, {"splits": 2}, {"longest": 500},
+        {"splits": None, "batch_invariant": True}, {"lengths": None}, {"sinks": torch.zeros(4)},
+    ],
+    ids=lambda change: ", ".join(change),
+)  # fmt: skip
+def test_another_kind_of_decoding(asked: Asked, change: dict[str, Any]) -> None:
+    for _ in range(3):
+        decode_launch.launch(cache_call(False, splits=1))
+    assert asked.again == 1
+    for _ in range(2):
+        decode_launch.launch(replace(cache_call(False, splits=1), **change))
+    assert asked.again == 1
+
+
+def test_a_scale_of_0_in_decoding(asked: Asked) -> None:
+    """Is one key with −0, whose scores have another sign."""
+    for scale in (0.0, 0.0, 0.0, -0.0):
+        decode_launch.launch(replace(cache_call(False, splits=1), scale=scale))
+    assert asked.again == 0
 
 
 def decoded(asked: Asked, call: CacheCall) -> list[Any]:

@@ -86,7 +86,8 @@ def flash_attention(  # type: ignore[misc]
         window is None and softcap is None and alibi_slopes is None and sinks is None and rotary is None
         and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse and not fp8
     )  # fmt: skip
-    if plain and dropout_p == 0:
+    flags = type(return_lse) is type(deterministic) is type(batch_invariant) is type(allow_tf32) is bool
+    if plain and flags and dropout_p == 0:
         out = cpu_quick.attention(q, k, v, causal, scale, bias, last_sees_all=True)
         if out is not None:
             return out

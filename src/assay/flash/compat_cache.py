@@ -189,7 +189,8 @@ def _check_values(filled: Tensor | int, new: int, cache: Cache, batch: int) -> N
                 f"cache_leftpad must be 0 to the length of its sequence with k, {count}, got {start} for sequence {b}."
             )
     if new:
-        checks.check_cache_values(torch.tensor(counts), cache.table, cache.capacity, cache.k.shape[0], cache.page)
+        lengths = torch.tensor(counts, device="cpu")
+        checks.check_cache_values(lengths, cache.table, cache.capacity, cache.k.shape[0], cache.page)
 
 
 def _check_room(filled: int, new: int, capacity: int, where: str) -> None:

@@ -74,8 +74,8 @@ def _check_pages(q: Tensor, k: Tensor, v: Tensor, table: Tensor, sequences: int)
 
 def _check_values(of_q: list[int], of_k: list[int], rows: int, most: int) -> None:
     """Boundaries in order, and no sequence with more queries than `most`."""
-    checks.check_boundaries("cu_seqlens_q", torch.tensor(of_q), rows)
-    checks.check_boundaries("cu_seqlens_k", torch.tensor(of_k), of_k[-1])
+    checks.check_boundaries("cu_seqlens_q", torch.tensor(of_q, device="cpu"), rows)
+    checks.check_boundaries("cu_seqlens_k", torch.tensor(of_k, device="cpu"), of_k[-1])
     longest = max(after - before for before, after in pairwise(of_q))
     if longest > most:
         raise ValueError(f"max_seqlen_q must be at least the longest sequence's queries, {longest}, got {most}.")
@@ -97,7 +97,7 @@ def _unpaged(k: Tensor, v: Tensor, cu_k: Tensor, of_k: list[int] | None, table: 
     """Keys and values of all sequences one after the other, out of their pages."""
     pages, size = k.shape[:2]
     if of_k is not None:
-        checks.check_cache_values(torch.tensor(of_k).diff(), table, table.shape[1] * size, pages, size)
+        checks.check_cache_values(torch.tensor(of_k, device="cpu").diff(), table, table.shape[1] * size, pages, size)
     row = torch.arange(int(cu_k[-1]) if of_k is None else of_k[-1], device=k.device)
     sequence = torch.bucketize(row, cu_k[1:], right=True)  # how many end before it
     place = row - cu_k[sequence]

@@ -122,7 +122,7 @@ def _prepared(call: Call) -> Call:
     bias = call.bias
     if bias is not None and bias.dtype == torch.bool:
         k, v = _without_unseen(k, v, bias.tril() if _is_causal(call) and bias.shape[-2] > 1 else bias)
-        bias = torch.zeros((), dtype=dtype).where(bias, -torch.inf)
+        bias = torch.zeros((), dtype=dtype, device=q.device).where(bias, -torch.inf)
     elif bias is not None and bias.dtype != dtype:
         bias = bias.to(_sum_dtype(q))
     return replace(call, q=q, k=k, v=v, bias=bias)
@@ -150,7 +150,7 @@ def _empty(bias: torch.Tensor, causal_rows: int | None) -> torch.Tensor:
     empty = ~_any(visible, -1)
     if causal_rows is None:
         return empty
-    return empty | (visible.to(torch.uint8).argmax(-1) > torch.arange(causal_rows))
+    return empty | (visible.to(torch.uint8).argmax(-1) > torch.arange(causal_rows, device=bias.device))
 
 
 def _any(mask: torch.Tensor, dim: int) -> torch.Tensor:

@@ -38,7 +38,8 @@ class Dropout:
         # The words are (a, c) and (c, a) in turns: a round makes a of c's product, and c of a's.
         self.multipliers = [_pair(*_MULTIPLIERS[:: 1 if turn % 2 else -1]) for turn in range(_ROUNDS)]
         self.pairs = [_pair(*pair[:: -1 if turn % 2 else 1]) for turn, pair in enumerate(self.keys)]
-        self.word, self.half = torch.tensor(_WORD), torch.tensor(32)  # a Python number is made a tensor every time
+        # A Python number is made a tensor every time.
+        self.word, self.half = (torch.tensor(x, device="cpu") for x in (_WORD, 32))
         self.buffers: list[torch.Tensor] = []
 
     def kept(self, heads: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -47,7 +48,7 @@ class Dropout:
         `heads` is batch · (query heads) + head, of any shape; `rows` and `keys` count within their sequence. An
         element's word is the first of `philox` for the counter (key, row, head, 0).
         """
-        mask = torch.empty(heads.numel(), len(rows), len(keys), dtype=torch.bool)
+        mask = torch.empty(heads.numel(), len(rows), len(keys), dtype=torch.bool, device="cpu")
         if mask.numel():
             of_head = len(rows) * len(keys)
             some, few = max(1, self.size // of_head), max(1, self.size // len(keys))
@@ -101,13 +102,13 @@ class Dropout:
         """Three pairs of that shape."""
         size = 2 * math.prod(shape)
         if not self.buffers or len(self.buffers[0]) < size:
-            self.buffers = [torch.empty(size, dtype=torch.int64) for _ in range(3)]
+            self.buffers = [torch.empty(size, dtype=torch.int64, device="cpu") for _ in range(3)]
         first, second, third = (buffer[:size].view(2, *shape) for buffer in self.buffers)
         return first, second, third
 
 
 def _pair(first: int, second: int) -> torch.Tensor:
-    return torch.tensor((first, second)).view(2, 1, 1, 1)
+    return torch.tensor((first, second), device="cpu").view(2, 1, 1, 1)
 
 
 def _upper(product: torch.Tensor) -> torch.Tensor:

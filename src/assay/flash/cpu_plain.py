@@ -58,17 +58,12 @@ def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None
     first = keys - queries + right  # the last key that the first row sees
     if queries == keys or right == queries - keys or first < 0 or queries * keys > SCORES or is_watched(q, k):
         return right, None
-    return None, visible(queries, keys, first)
+    return None, mask_up_to(first, queries, keys)
 
 
-def last_causal(queries: int, keys: int) -> Tensor:
-    """The causal mask of the last queries over all keys, True where a key is seen."""
-    return visible(queries, keys, keys - queries)
-
-
-def visible(queries: int, keys: int, first: int) -> Tensor:
-    """A mask, True up to the first row's last key, and one more in each row after it."""
-    return torch.ones(queries, keys, dtype=torch.bool).tril_(first)
+def mask_up_to(first: int, queries: int, keys: int) -> Tensor:
+    """True where a key is seen: up to `first` by the first row, and by each row after it one more."""
+    return torch.ones(queries, keys, dtype=torch.bool, device="cpu").tril_(first)
 
 
 def takes_short(
@@ -132,7 +127,7 @@ def attend(
     if right is None and not is_watched(q, k, v) and _sdpa_is_flash():
         return attend_short(q, k, v, right, scale, bias)
     if bias is not None and bias.dtype == torch.bool:
-        bias = torch.zeros((), dtype=q.dtype).where(bias, -torch.inf)
+        bias = torch.zeros((), dtype=q.dtype, device=q.device).where(bias, -torch.inf)
     if right is not None and right < 0:  # keys that no query sees, whose NaN would reach the last rows
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
     out = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]

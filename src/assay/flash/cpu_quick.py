@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
 from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite
-from assay.flash.cpu_plain import SCORES, is_watched, last_causal
+from assay.flash.cpu_plain import SCORES, is_watched, mask_up_to
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
 _flash_is_on = torch._C._get_flash_sdp_enabled
@@ -45,11 +45,12 @@ def attention(
         return None
     try:
         dtype, shape, of_k = q.dtype, q.shape, k.shape
+        rows = None
         if causal is True and last_sees_all and len(shape) == len(of_k) == 4:
             if shape[2] == 1:
                 causal = False
             elif bias is None and shape[2] < of_k[2] and shape[2] * of_k[2] <= SCORES:
-                causal, bias = False, last_causal(shape[2], of_k[2])
+                causal, rows = False, shape[2]
         if (
             len(shape) != 4
             or of_k != v.shape
@@ -68,6 +69,8 @@ def attention(
             or _transforms() is not None
         ):
             return None
+        if rows is not None:
+            bias = mask_up_to(of_k[2] - rows, rows, of_k[2])
         if bias is None:
             out = _attend(q, k, v, None, 0.0, causal, scale=scale)
             return out if of_k[2] >= VECTOR or out.all() else None  # a row of 0 may be one of NaN

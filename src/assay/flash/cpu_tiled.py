@@ -39,7 +39,7 @@ def backward(
     """The gradients, with P computed again from the LSE. That of the sinks is in the accumulator's dtype still."""
     dtype, sinks = accumulator(call.q.dtype), call.sinks
     dq, dk, dv = (empty_gradient(x) for x in (call.q, call.k, call.v))
-    dbias = torch.zeros(call.bias.shape, dtype=dtype) if needs_bias and call.bias is not None else None
+    dbias = torch.zeros(call.bias.shape, dtype=dtype, device="cpu") if needs_bias and call.bias is not None else None
     by_row = call.q.new_empty(call.q.shape[:3], dtype=dtype) if sinks is not None else None
     for part in parts(call, first_batch):
         step = _Backward(part, dbias)
@@ -102,7 +102,8 @@ class _Backward:
         self.part, self.call = part, part.call
         heads = part.sides[0] * part.sides[1]
         self.dk, self.dv = (
-            torch.zeros(heads, part.keys, x.shape[-1], dtype=part.dtype) for x in (part.call.k, part.call.v)
+            torch.zeros(heads, part.keys, x.shape[-1], dtype=part.dtype, device="cpu")
+            for x in (part.call.k, part.call.v)
         )
         self.dbias = None if dbias is None else part.grouped(dbias)
 

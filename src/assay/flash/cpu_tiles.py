@@ -123,17 +123,17 @@ class Part:
         """What dropout leaves of a block, as a bool matrix."""
         call, heads = self.call, self.call.q.shape[1]
         assert self.dropout is not None
-        batches = torch.arange(self.batches.start, self.batches.stop) + self.first_batch
+        batches = torch.arange(self.batches.start, self.batches.stop, device="cpu") + self.first_batch
         first, last = (head * call.group for head in (self.heads.start, self.heads.stop))
-        of_heads = batches[:, None] * heads + torch.arange(first, last)
-        of_rows, of_keys = (torch.arange(span.start, span.stop) for span in (rows, keys))
+        of_heads = batches[:, None] * heads + torch.arange(first, last, device="cpu")
+        of_rows, of_keys = (torch.arange(span.start, span.stop, device="cpu") for span in (rows, keys))
         mask = self.dropout.kept(of_heads, of_rows, of_keys)
         return mask.view(-1, self.sides[2] * _size(rows), _size(keys))
 
     def _ahead(self, rows: slice, keys: slice) -> torch.Tensor:
         """(rows, keys): how far a key stands after the query."""
-        position = torch.arange(rows.start, rows.stop)[:, None] + self.offset
-        return torch.arange(keys.start, keys.stop) - position
+        position = torch.arange(rows.start, rows.stop, device="cpu")[:, None] + self.offset
+        return torch.arange(keys.start, keys.stop, device="cpu") - position
 
     def _visible(self, rows: slice, keys: slice) -> torch.Tensor | None:
         """Which keys the rows see, broadcastable to (batches, heads, group, rows, keys); None: all of them."""

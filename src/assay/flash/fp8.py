@@ -132,7 +132,7 @@ def shared_scales(scales: Tensor, scaling: str) -> Tensor:
 
 def hadamard(dim: int) -> Tensor:
     """(D, D) of ±1."""
-    bits = torch.arange(dim)
+    bits = torch.arange(dim, device="cpu")
     both = bits[:, None] & bits[None, :]
     odd = torch.zeros_like(both)
     for i in range(dim.bit_length()):
@@ -142,7 +142,7 @@ def hadamard(dim: int) -> Tensor:
 
 def signs(dim: int) -> Tensor:
     """(D,) of ±1: random, the same ones every time."""
-    return torch.tensor([1.0 if _SIGNS >> (255 - i % 256) & 1 else -1.0 for i in range(dim)])
+    return torch.tensor([1.0 if _SIGNS >> (255 - i % 256) & 1 else -1.0 for i in range(dim)], device="cpu")
 
 
 def rotation(dim: int) -> Tensor:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from triton import knobs
-from triton.backends.nvidia import driver
 from triton.compiler import CompiledKernel
 
 from assay.flash import descriptors
@@ -22,7 +23,7 @@ from assay.flash import descriptors
 _BASE = "iiiKKppOOOOOO"
 """What the launcher takes before the kernel's arguments: grid, stream, function, two flags, scratch memory twice, the
 kernel's numbers, and what hooks are told."""
-_MOST = 1024
+_MOST = 256
 """Addresses for which a descriptor is kept."""
 
 
@@ -33,23 +34,24 @@ class Launcher(NamedTuple):
     rest: tuple[Any, ...]
     """What `launch` takes between the stream and the kernel's arguments."""
     encodings: list[dict[str, Any]]
-    """How each of its descriptors is encoded, in the order of its arguments."""
+    """How each of its descriptors is encoded, in the order of its arguments; none where a GPU has no copy engine."""
 
 
 def launcher_of(kernel: CompiledKernel) -> Launcher | None:
     """None where there is none to be had, or where the kernel wants memory of its own."""
     try:
-        run, function = kernel.run, kernel.function
+        run, function, driver = kernel.run, kernel.function, _driver()
         launch, encodings = run.launch, list(kernel.metadata.tensordesc_meta or ())
         if not isinstance(launch, BuiltinFunctionType):  # the Python that encodes descriptors
             launch = inspect.getclosurevars(launch).nonlocals["launcher"]
         wants = run.global_scratch_size or run.profile_scratch_size
         known = isinstance(launch, BuiltinFunctionType) and _BASE == driver._BASE_ARGS_FORMAT
+        known = known and callable(driver.make_tensordesc_arg)
         flags = run.launch_cooperative_grid, run.launch_pdl
         rest = (function, *flags, None, None, kernel.packed_metadata, None, None, None)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, ImportError, KeyError, TypeError):
         return None
-    return Launcher(launch, rest, encodings) if known and not wants and all(encodings) else None
+    return Launcher(launch, rest, encodings) if known and not wants else None
 
 
 def is_watched() -> bool:
@@ -58,26 +60,30 @@ def is_watched() -> bool:
     return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
-class Encoded:
-    """A descriptor of whatever tensor is at an address, encoded; `like` is one of the same shape, strides and dtype."""
+def taken(descriptor: Any, encoding: dict[str, Any] | None) -> tuple[Callable[[int], Any], list[Any]]:
+    """For a descriptor like this of what is at an address: what the launcher takes, and what follows in any case."""
+    if encoding is None:
+        return _as_it_is, _driver().make_tensordesc_arg(descriptor, None)[1:]
+    bare = descriptors.bare(descriptor)
 
-    def __init__(self, like: Any, encoding: dict[str, Any]) -> None:
-        self.like, self.encoding = like, encoding
-        self.known: dict[int, Any] = {}
+    def at(address: int) -> Any:
+        return encode(descriptors.of(_Address(address), bare), encoding)
 
-    def at(self, address: int) -> Any:
-        """What the launcher takes for it, followed by its shape and strides."""
-        found = self.known.get(address)
-        if found is None:
-            if len(self.known) >= _MOST:
-                self.known.clear()
-            found = self.known[address] = encode(descriptors.of(_Address(address), self.like), self.encoding)
-        return found
+    return lru_cache(_MOST)(at), [*descriptor.shape, *descriptor.strides]
 
 
 def encode(descriptor: Any, encoding: dict[str, Any]) -> Any:
     """As Triton does."""
-    return driver.make_tensordesc_arg(descriptor, encoding)[0]
+    return _driver().make_tensordesc_arg(descriptor, encoding)[0]
+
+
+def _as_it_is(address: int) -> int:
+    return address
+
+
+def _driver() -> Any:
+    """Of CUDA: a Triton for other GPUs has none."""
+    return import_module("triton.backends.nvidia.driver")
 
 
 class _Address(NamedTuple):

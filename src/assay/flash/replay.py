@@ -10,7 +10,7 @@ by their addresses, which is all that a kernel takes of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -68,25 +68,26 @@ class _Recording:
             for parameter, value in zip(kernel.params, given, strict=True):
                 place = len(arguments)
                 arguments.append(value)
-                mover = None if parameter.is_constexpr else self._mover(value, encodings)
+                mover: _Mover | None = None
                 if isinstance(value, descriptors.KINDS):
-                    arguments += [*value.shape, *value.strides]
+                    at, rest = launcher.taken(value, next(encodings, None))
+                    mover = self._from_address(value.base, at)
+                    arguments += rest
+                elif not parameter.is_constexpr:
+                    mover = self._mover(value)
                 if mover is not None:
                     arguments[place] = None  # nothing of this call's is kept
                     moving.append((place, mover))
-        except (_UnknownError, StopIteration):
+        except _UnknownError:
             self.complete = False
         self.kept.launches.append(_Launch(found.launch, arguments, moving))
 
-    def _mover(self, value: Any, encodings: Iterator[dict[str, Any]]) -> _Mover | None:
+    def _mover(self, value: Any) -> _Mover | None:
         """None for what is the same in every call of this kind."""
         if isinstance(value, torch.Tensor):
             return itemgetter(self._number(value))
-        if isinstance(value, descriptors.KINDS):
-            number, at = self._number(value.base), launcher.Encoded(descriptors.bare(value), next(encodings)).at
-            return lambda addresses: at(addresses[number])  # type: ignore[arg-type]
         if isinstance(value, tuple):
-            parts = [self._mover(x, iter(())) for x in value]  # of descriptors Triton takes none in a tuple
+            parts = [self._mover(x) for x in value]
             if not any(parts):
                 return None
             both = [(None if part else x, part) for x, part in zip(value, parts, strict=True)]
@@ -94,6 +95,10 @@ class _Recording:
         if value is None or isinstance(value, int | float | str | constexpr):
             return None
         raise _UnknownError
+
+    def _from_address(self, x: torch.Tensor, made: Callable[[int], Any]) -> _Mover:
+        number = self._number(x)
+        return lambda addresses: made(addresses[number])  # type: ignore[arg-type]
 
     def _number(self, x: torch.Tensor) -> int:
         number = self.number.get(id(x))
@@ -164,7 +169,7 @@ def _key(given: Given, addresses: Addresses, options: tuple[Any, ...]) -> tuple[
         if x is None:
             key.append(None)
         else:
-            key += x.shape, x.stride(), x.dtype
+            key += x.shape, x.stride(), x.dtype, x.is_cuda
     return tuple(key)
 
 
@@ -201,9 +206,10 @@ def forget() -> None:
 
 
 def _launch_again(kept: _Kept, device: torch.device, addresses: Addresses) -> None:
-    addresses.append(counter(device).data_ptr() if kept.counts else None)
-    rooms = [_made(shape, dtype, device) for shape, dtype in kept.rooms]
-    addresses += [x.data_ptr() for x in rooms]
+    # Held until all is launched: an address that is free is given to the next who asks.
+    held = [counter(device) if kept.counts else None]
+    held += [_made(shape, dtype, device) for shape, dtype in kept.rooms]
+    addresses += [None if x is None else x.data_ptr() for x in held]
     stream = _stream(device)
     for launch, arguments, moving in kept.launches:
         arguments = arguments.copy()
