@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import cpu_dropout, cpu_plain, cpu_quick
+from assay.flash.attention import attend_plainly
 from assay.flash.cpu_dropout import Dropout, philox
 
 from .inputs import draw, qkv
@@ -275,32 +276,54 @@ def test_the_quick_question_takes_the_plainest_only() -> None:
         assert cpu_quick.attention(q, k, v, False, None) is None
 
 
-LIMITS = [(1, 20, None), (20, 5, 0), (3, 20, 0), (20, 30, 0), (20, 30, 4), (20, 30, 19), (20, 18, 5), (40, 20, 0)]
-"""Queries, keys, and how far ahead a query sees."""
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: int) -> torch.Tensor:
+    return flash_attention(q, k, v, causal=True)
+
+
+def up_to(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ahead: int) -> torch.Tensor:
+    out = attend_plainly(q, k, v, ahead, None, None, 0.0)
+    return flash_attention(q, k, v, window=(None, ahead)) if out is None else out
+
+
+LIMITS: list[Any] = [(causal, *sizes, 0) for sizes in ((1, 20), (2, 3), (3, 20), (20, 30), (64, 65), (20, 5), (40, 20))]
+LIMITS += [(up_to, *sizes) for sizes in ((3, 20, 0), (20, 30, 4), (20, 30, 19), (20, 18, 5), (40, 20, 0))]
+"""How, queries, keys, and how far ahead a query sees."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("queries", "keys", "ahead"), LIMITS)
-def test_limits_that_are_written_out(queries: int, keys: int, ahead: int | None, dtype: torch.dtype) -> None:
-    """As our own path has them, which a call that wants its LSE takes: gradients, rows that see nothing, and NaN in
-    the last key, which only the rows that see it have."""
+@pytest.mark.parametrize(("attend", "queries", "keys", "ahead"), LIMITS)
+def test_limits_that_are_written_out(attend: Any, queries: int, keys: int, ahead: int, dtype: torch.dtype) -> None:
+    """As our own path has them, which a call with a window takes: gradients, rows that see nothing, and NaN in the last
+    key, which only the rows that see it have."""
     q, k, v = (x.to(dtype).requires_grad_() for x in qkv(queries, keys))
-    how: dict[str, Any] = {"causal": True} if ahead is None else {"window": (None, ahead)}
 
-    def results(short: bool) -> list[torch.Tensor]:
-        out = flash_attention(q, k, v, **how) if short else flash_attention(q, k, v, return_lse=True, **how)[0]
+    def results(out: torch.Tensor) -> list[torch.Tensor]:
         return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
 
-    for x, y in zip(results(True), results(False), strict=True):
+    ours = results(flash_attention(q, k, v, window=(None, ahead)))
+    for x, y in zip(results(attend(q, k, v, ahead)), ours, strict=True):
         assert (x - y).abs().max() <= 56 * torch.finfo(dtype).eps * max(1.0, y.abs().max().item())
     with torch.no_grad():
         k[:, :, -1] = torch.nan
-    seen = torch.arange(queries) + (keys - queries) + (ahead or 0) >= keys - 1
+    seen = torch.arange(queries) + (keys - queries) + ahead >= keys - 1
     for recorded in (True, False):
         with torch.set_grad_enabled(recorded):
-            lost = flash_attention(q, k, v, **how).isnan()
+            lost = attend(q, k, v, ahead).isnan()
         assert torch.equal(lost.all(3).all(0).all(0), seen)
         assert torch.equal(lost.any(3).any(0).any(0), seen)
+
+
+def test_fewer_queries_than_keys_are_asked_about_once() -> None:
+    """But for what has a mask too large to be written out, or K's heads for several of Q's."""
+    q, k, v = qkv(20, 30)
+    out = cpu_quick.attention(q, k, v, True, None, last_sees_all=True)
+    assert out is not None
+    assert torch.equal(out, F.scaled_dot_product_attention(q, k, v, torch.ones(20, 30, dtype=torch.bool).tril(10)))
+    assert cpu_quick.attention(q, k, v, True, None) is None  # SDPA's alignment
+    assert cpu_quick.attention(k, q, q, True, None, last_sees_all=True) is None
+    assert cpu_quick.attention(q, k[:, :1], v[:, :1], True, None, last_sees_all=True) is None
+    long = torch.zeros(1, 1, cpu_plain.SCORES // 2 + 1, 16)
+    assert cpu_quick.attention(long[:, :, :2], long, long, True, None, last_sees_all=True) is None
 
 
 def test_which_limits_are_written_out() -> None:
