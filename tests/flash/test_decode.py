@@ -200,6 +200,22 @@ def test_small_cases_on_the_gpu(name: str) -> None:
 
 @pytest.mark.gpu
 @NEEDS_GPU
+@pytest.mark.parametrize("name", ON_GPU)
+def test_calls_that_repeat_have_the_same_bits_on_the_gpu(name: str) -> None:
+    """Launched again, on other memory, with other numbers: as if for the first time."""
+    from assay.flash import replay
+
+    first, second = (Drawn(ON_GPU[name], torch.bfloat16, "cuda", seed).arguments() for seed in (0, 1))
+    for how in (first, first):
+        attention_with_cache(**how)
+    again = attention_with_cache(**second, return_lse=True)
+    replay.forget()
+    for x, y in zip(attention_with_cache(**second, return_lse=True), again, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
 @pytest.mark.parametrize("features", [{}, {"page": 64, "sinks": True}, {"page": 13, "window": (3000, 0), "queries": 3}])
 def test_a_batch_does_not_change_its_members_on_the_gpu(features: dict[str, Any]) -> None:
     check_invariance(torch.bfloat16, "cuda", capacity=8192, heads=(32, 8), dims=(128, 128), **features)

@@ -276,8 +276,11 @@ def test_strides() -> None:
             assert torch.equal(a, b), name
 
 
+@pytest.mark.parametrize("times", [1, 3], ids=["new", "kept"])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_a_captured_graph(dim: int) -> None:
+def test_a_captured_graph(dim: int, times: int) -> None:
+    """Of a call that is launched for the second time, or from what was kept of those before."""
+    replay.forget()
     static = [x.requires_grad_() for x in inputs(4, 256, dim)]
     cu = torch.tensor([0, 100, 256], device="cuda", dtype=torch.int32)
     dout = torch.randn_like(static[0])
@@ -290,7 +293,8 @@ def test_a_captured_graph(dim: int) -> None:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        run()
+        for _ in range(times):
+            run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
