@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,159 +15,15 @@ import torch
 pytest.importorskip("triton")
 
 from triton import knobs
-from triton.compiler import CompiledKernel
-from triton.runtime import driver
-from triton.runtime.jit import KernelInterface
 
-from assay.flash import decode_launch, descriptors, hopper, hopper_forward_tiles, launch, launcher, replay
+from assay.flash import launch, replay
 from assay.flash.call import Call
-from assay.flash.decode import CacheCall
 from assay.flash.layout import aligned
 from assay.flash.numerics import Numerics
 from tests.flash.emulated_calls import random_call
-from tests.flash.machine_code import _Offline
+from tests.flash.fake_launches import ZERO, Asked, Compiled, held, other
 
 DIMS = ((64, 64), (128, 128), (256, 256), (64, 128), (40, 24))
-ZERO = torch.zeros(4, dtype=torch.int32)
-
-
-class Asked:
-    """What Triton was asked to launch. Tensors have the numbers in which their addresses came."""
-
-    def __init__(self) -> None:
-        self.launches: list[Any] = []
-        self.tensors: list[torch.Tensor | There] = []
-        self.again = 0
-        self.encoded = True
-        """Whether descriptors are: GPUs before Hopper take them as addresses and numbers."""
-
-    def add(self, kernel: Any, grid: tuple[int, ...], bound: Any, options: dict[str, Any]) -> None:
-        arguments = [self._named(x) for x in bound]
-        self.launches.append((kernel.fn.__name__, (*grid, 1, 1)[:3], arguments, options))
-
-    def _named(self, x: Any) -> Any:
-        if isinstance(x, torch.Tensor | There):
-            same = [i for i, known in enumerate(self.tensors) if known.data_ptr() == x.data_ptr()]
-            if not same:
-                self.tensors.append(x)
-            return same[0] if same else len(self.tensors) - 1, x.dtype
-        if isinstance(x, descriptors.KINDS):
-            return type(x), self._named(x.base), x.shape, x.strides, x.block_shape, getattr(x, "layout", None)
-        return tuple(map(self._named, x)) if isinstance(x, tuple) else (type(x), repr(x))
-
-
-@dataclass
-class There:
-    """What is at an address."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-class Compiled(CompiledKernel):  # type: ignore[misc]
-    """For what Triton would have compiled it for, with what it was given first."""
-
-    def __init__(
-        self, kernel: Any, specialization: Any, options: dict[str, Any], given: list[Any], asked: Asked
-    ) -> None:
-        self.kernel, self.specialization, self.options, self.asked = kernel, specialization, options, asked
-        self.dtypes = [dtypes_of(x) for x in given]
-
-    def launcher(self) -> launcher.Launcher:
-        encodings = [x for x in self.dtypes if isinstance(x, dict)] if self.asked.encoded else []
-        return launcher.Launcher(self.launch, ("function", *range(8)), encodings)
-
-    def launch(self, *taken: Any) -> None:
-        """What the launcher in C takes; of descriptors, `encode` below."""
-        x, y, z, stream, function = taken[:5]
-        assert (stream, function, taken[5:13]) == (7, "function", tuple(range(8)))
-        rest, arguments = list(taken[13:]), []
-        for dtypes in self.dtypes:
-            value = rest.pop(0)
-            if not isinstance(dtypes, dict):
-                arguments.append(there(value, dtypes))
-                continue
-            made = value if self.asked.encoded else descriptors.of(There(value, dtypes["base"]), dtypes["like"])
-            numbers = [*made.shape, *made.strides]
-            expected = numbers if self.asked.encoded else [*numbers, made.padding == "nan", *numbers]
-            assert [rest.pop(0) for _ in expected] == expected
-            arguments.append(made)
-        assert rest == []
-        bound, specialization, _ = self.kernel.device_caches[0][4](*arguments)
-        assert specialization == self.specialization
-        self.asked.again += 1
-        self.asked.add(self.kernel, (x, y, z), bound.values(), self.options)
-
-
-def dtypes_of(value: Any) -> Any:
-    """Of tensors, wherever they are in an argument; of a descriptor's, with its name."""
-    if isinstance(value, descriptors.KINDS):
-        return {"base": value.base.dtype, "like": descriptors.bare(value)}
-    if isinstance(value, tuple):
-        return tuple(map(dtypes_of, value))
-    return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def there(value: Any, dtypes: Any) -> Any:
-    """An argument with what is at its addresses."""
-    if isinstance(value, tuple):
-        return tuple(map(there, value, dtypes))
-    return value if dtypes is None else There(value, dtypes)
-
-
-def encode(descriptor: Any, encoding: dict[str, Any]) -> Any:
-    return descriptors.of(There(descriptor.base.data_ptr(), encoding["base"]), descriptor)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
-    """Calls on CPU tensors go where those on an H200's would; nothing is compiled."""
-    found = Asked()
-
-    def ask(self: Any, grid: Any) -> Any:
-        def run(*args: Any, **named: Any) -> Compiled:
-            bound, specialization, options = self.device_caches[0][4](*args, **named)
-            found.add(self, grid, bound.values(), options)
-            return Compiled(self, specialization, options, list(bound.values()), found)
-
-        return run
-
-    monkeypatch.setattr(KernelInterface, "__getitem__", ask)
-    monkeypatch.setattr(driver, "_active", _Offline())
-    monkeypatch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
-    monkeypatch.setattr(hopper, "processors", lambda index: 132)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for module in (hopper, hopper_forward_tiles, replay):
-        monkeypatch.setattr(module, "counter", lambda device: ZERO)
-    monkeypatch.setattr(replay, "can", lambda x: True)
-    monkeypatch.setattr(replay, "_stream", lambda device: 7)
-    monkeypatch.setattr(launcher, "launcher_of", lambda kernel: kernel.launcher())
-    monkeypatch.setattr(launcher, "encode", encode)
-    made = replay._made
-    monkeypatch.setattr(replay, "_made", lambda *of: held(made(*of)))
-    held.clear()
-    replay.forget()
-    yield found
-    replay.forget()
-
-
-class Held(list[Any]):
-    """What may not have its address taken by another tensor."""
-
-    def __call__(self, x: Any) -> Any:
-        self.append(x)
-        return x
-
-
-held = Held()
-
-
-def other(x: Any) -> Any:
-    """A tensor of the same form, elsewhere."""
-    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
 
 
 def renewed(call: Call) -> Call:
@@ -364,69 +220,6 @@ def test_one_tensor_twice(asked: Asked) -> None:
     assert asked.again == 1
     bases = [argument[1][0] for argument in asked.launches[-1][2][:3]]
     assert bases == [0, 0, 0]
-
-
-def cache_call(paged: bool, **how: Any) -> CacheCall:
-    """Of two sequences, one query each, with 4 heads to one of K and V."""
-    k, v = (torch.empty(*((10, 1, 128) if paged else (2, 1, 640)), 64, dtype=torch.bfloat16) for _ in "kv")
-    table = torch.empty(2, 5, dtype=torch.int32) if paged else None
-    other: Any = {"slopes": None, "sinks": None, "left": None, "right": 0, "softcap": None, "splits": None, **how}
-    return CacheCall(
-        q=torch.empty(2, 4, 1, 64, dtype=torch.bfloat16), k=k, v=v, lengths=torch.empty(2, dtype=torch.int32),
-        table=table, longest=640, scale=0.3, batch_invariant=False, **other,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
-@pytest.mark.parametrize("splits", [1, 3])
-def test_decoding(asked: Asked, monkeypatch: pytest.MonkeyPatch, paged: bool, splits: int) -> None:
-    """Step after step, each with memory of its own: the kernel, and with splits the one that merges them."""
-    kinds: list[Any] = [{}, {"left": 100}, {"softcap": 5.0}, {"sinks": torch.zeros(4)}, {"slopes": torch.zeros(2, 4)}]
-    for turn in range(3):
-        for how in kinds:
-            own = {name: other(x) if isinstance(x, torch.Tensor) else x for name, x in how.items()}
-            call = cache_call(paged, splits=splits, **own)
-            asked.again = 0
-            found = decoded(asked, call)
-            assert len(found) == (1 if splits == 1 else 2)
-            assert asked.again == (len(found) if turn == 2 else 0)
-            with monkeypatch.context() as patch:
-                patch.setattr(replay, "can", lambda x: False)
-                assert decoded(asked, call) == found
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"scale": 0.25}, {"left": 100}, {"right": 5}, {"softcap": 5.0}, {"splits": 2}, {"longest": 500},
-        {"splits": None, "batch_invariant": True}, {"lengths": None}, {"sinks": torch.zeros(4)},
-    ],
-    ids=lambda change: ", ".join(change),
-)  # fmt: skip
-def test_another_kind_of_decoding(asked: Asked, change: dict[str, Any]) -> None:
-    for _ in range(3):
-        decode_launch.launch(cache_call(False, splits=1))
-    assert asked.again == 1
-    for _ in range(2):
-        decode_launch.launch(replace(cache_call(False, splits=1), **change))
-    assert asked.again == 1
-
-
-def test_a_scale_of_0_in_decoding(asked: Asked) -> None:
-    """Is one key with −0, whose scores have another sign."""
-    for scale in (0.0, 0.0, 0.0, -0.0):
-        decode_launch.launch(replace(cache_call(False, splits=1), scale=scale))
-    assert asked.again == 0
-
-
-def decoded(asked: Asked, call: CacheCall) -> list[Any]:
-    """What it launches; the tensors that are given come first."""
-    asked.launches.clear()
-    tensors = (call.q, call.k, call.v, call.lengths, call.table, call.slopes, call.sinks)
-    asked.tensors = [x for x in tensors if x is not None]
-    held(decode_launch.launch(call))
-    held.clear()
-    return list(asked.launches)
 
 
 def test_addresses_that_are_no_multiple_of_16(asked: Asked) -> None:

@@ -11,6 +11,7 @@ from assay.flash import replay
 from assay.flash.decode import CacheCall, empty_results
 from assay.flash.kernels.decode import attention_decode, merge_splits
 from assay.flash.kernels.tile import Scores, Span, precision
+from assay.flash.layout import padded
 from assay.flash.tuning import Tile
 
 _LOG2_E = 1.4426950408889634
@@ -58,7 +59,7 @@ def _launch(call: CacheCall, out: Tensor, lse: Tensor) -> None:
     replay.launch(
         merge_splits, (batch * heads * queries,),
         parts, strides, part_lse, part_lse.stride(), out, (0, *out.stride()[:3]), lse, (0, *lse.stride()),
-        None if call.sinks is None else call.sinks.contiguous(), splits, heads, queries, dim, _power_of_two(dim),
+        None if call.sinks is None else call.sinks.contiguous(), splits, heads, queries, dim, padded(dim),
         _MERGED_AT_ONCE,
     )  # fmt: skip
 
@@ -102,8 +103,8 @@ def _attend(
         v.shape[3],
         tile.rows,
         tile.columns,
-        _power_of_two(dim),
-        _power_of_two(v.shape[3]),
+        padded(dim),
+        padded(v.shape[3]),
         precision(q.dtype),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -115,7 +116,7 @@ def _tile(call: CacheCall, rows: int) -> Tile:
     wide = max(call.q.shape[3], call.v.shape[3]) > 128
     if call.q.dtype == torch.float32:
         return Tile(16, 32, 8, 2)
-    rows = min(_power_of_two(rows), 128)
+    rows = min(padded(rows), 128)
     warps = 8 if rows == 128 or (wide and rows == 64) else 4
     # Pages are loaded before their keys are: the same keys under way take twice the stages.
     return Tile(rows, 32 if wide else 64, warps, 3 if call.table is None else 5)
@@ -143,11 +144,6 @@ def _splits(call: CacheCall, columns: int, programs: int) -> tuple[int, int]:
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _power_of_two(size: int) -> int:
-    """The next from 16, the least that tensor cores take."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def _ceil(a: int, b: int) -> int:

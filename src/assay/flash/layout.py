@@ -54,5 +54,5 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def padded(dim: int) -> int:
-    """The head dimension padded to a power of two."""
+    """The next power of two, from 16 on: the least that tensor cores take."""
     return max(16, 1 << (dim - 1).bit_length())
