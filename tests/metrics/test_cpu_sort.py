@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -24,13 +26,44 @@ def test_radix_sort_sorts(count: int) -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("radix", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_either_way_gives_the_same_values(radix: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_gives_the_same_values(
+    at_once: bool, radix: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_sort, "WORTH_ASKING", 1)
+    monkeypatch.setattr(cpu_sort, "WORTH_A_THREAD", 1 if at_once else 10**9)
     monkeypatch.setattr(cpu_sort, "_radix_beats_numpy", lambda: radix)
-    x = values(5000).to(dtype)[::2]
-    assert np.array_equal(cpu_sort.sort_copies(x, x)[1].numpy(), np.sort(x.numpy()))
+    x, y = values(5000).to(dtype)[::2], values(3000).to(dtype)
+    before = x.clone()
+    first, second = cpu_sort.sort_pair(x, y)
+    assert np.array_equal(first.numpy(), np.sort(x.numpy()))
+    assert np.array_equal(second.numpy(), np.sort(y.numpy()))
+    assert torch.equal(x, before)
+
+
+def test_ctrl_c_while_the_thread_starts_leaves_it_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it may be in torch when Python ends, and the process with "terminate called" and an exit code of -6."""
+    sorted_in: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cpu_sort, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(cpu_sort, "numpy_sort", lambda x: sorted_in.append(threading.current_thread()))
+    cpu_sort.sort_pair(values(10), values(10))
+    assert len(set(sorted_in)) == 2
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    sorted_in.clear()
+    with pytest.raises(KeyboardInterrupt):
+        cpu_sort.sort_pair(values(10), values(10))
+    for thread in threading.enumerate():
+        if thread.name.startswith("ThreadPoolExecutor"):
+            thread.join(timeout=10)
+    assert sorted_in == []
 
 
 @pytest.mark.parametrize(("numpy_seconds", "radix"), [(2.0, True), (1.5, False)])

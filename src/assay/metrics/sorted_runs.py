@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from assay.metrics.cpu_sort import sort_copies, sort_copy
+from assay.metrics.cpu_sort import sort_copy
 
 SINGLE_SORT_LIMIT = 2**23
 """Elements an accelerator sorts at once (about 256 MiB of workspace)."""
@@ -34,7 +34,7 @@ def sorted_runs(x: Tensor) -> Iterator[Tensor]:
     `x` itself is left as it is. Nothing is computed before the first run is asked for.
     """
     if x.device.type == "cpu":
-        yield from sort_copies(x)
+        yield sort_copy(x)
     else:
         yield from bucketed_runs(x, _partition_for(x.device))
 

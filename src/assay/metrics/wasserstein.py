@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.metrics.chunks import add_up, check_float_tensor, check_same_device, chunk_size
-from assay.metrics.cpu_sort import sort_copies
+from assay.metrics.cpu_sort import sort_pair
 from assay.metrics.sorted_runs import sorted_runs
 
 DEVICE_PIECE = 2**23
@@ -62,10 +62,10 @@ def _has_nan(x: Tensor) -> bool:
 
 
 def _both_sorted(a: Tensor, b: Tensor) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
-    """Sorted runs of both; on the CPU one of each, sorted at the same time."""
+    """Sorted runs of both; on the CPU one of each."""
     if a.device.type != "cpu":
         return sorted_runs(a), sorted_runs(b)
-    run_a, run_b = sort_copies(a, b)
+    run_a, run_b = sort_pair(a, b)
     return iter((run_a,)), iter((run_b,))
 
 
