@@ -71,6 +71,33 @@ def test_bf16_gradients_of_long_sums(heads: tuple[int, int], causal: bool, monke
     check_against_plain(Drawn(masked, torch.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("dims", [(24, 16), (16, 24)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(causal=True),
+        Case(heads=(4, 2), queries=50),
+        Case(mask=WHOLE),
+        Case(bias=WHOLE),
+        Case(transposed=True),
+        Case(strided=True, heads=(4, 1), causal=True),
+        Case(packed=((20, 30), (40, 30)), causal=True),
+    ],
+    ids=["causal", "grouped", "mask", "bias", "transposed", "strided", "packed"],
+)
+def test_two_head_dimensions_made_one(
+    case: Case, dims: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By zeros, where there are many scores: PyTorch's kernel takes one head dimension."""
+    monkeypatch.setattr(cpu_aten, "PADDED_SCORES", 0)
+    monkeypatch.setattr(cpu_aten, "ROWS", 32)
+    drawn = Drawn(replace(case, dims=dims), dtype)
+    if case.packed is None:
+        assert cpu_aten.takes(drawn.call()) == (dtype == torch.bfloat16 or dims == (24, 16))
+    check_against_plain(drawn)
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(0, 9), (9, 0), (0, 0)])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_empty(queries: int, keys: int, sinks: bool) -> None:

@@ -16,8 +16,9 @@ _sdpa = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, whi
 
 SCORES = 1 << 20
 """Scores that a short call has at most: written out they take 4 MB, and SDPA keeps a few times that."""
-DROPOUT_SCORES = 1 << 22
-"""The same for dropout: our blocks make the mask that CUDA makes, in twice the time of everything else."""
+MANY_SCORES = 1 << 22
+"""The same for dropout, whose mask our blocks make as CUDA does, in twice the time of everything else; and for two head
+dimensions where nothing is skipped, in FP32 inside."""
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias: Tensor | None = None) -> bool:
@@ -29,7 +30,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias
     empty tensors, and one head dimension: zeros make two of them one, which pays without backward and up to twice the
     smaller. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in a hidden key
     reaches every row, so there the keys are looked at, or the output: 0 · NaN is NaN. Over a few keys it makes 0 of a
-    NaN, so q and k are looked at.
+    NaN, and in bf16 of +inf, so q and k are looked at.
     """
     if q.device.type != "cpu" or not (q.shape[2] and k.shape[2] and q.shape[0]):
         return False
@@ -43,7 +44,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias
         return False
     if bias is not None and (right is not None or not _harmless(bias, q, k, v)):  # the costly questions last
         return False
-    return is_watched(q, k, v) or k.shape[2] >= VECTOR or is_finite(q, k)
+    return is_watched(q, k, v) or not (k.shape[2] < VECTOR or q.dtype == torch.bfloat16) or is_finite(q, k)
 
 
 def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None]:
@@ -74,7 +75,8 @@ def takes_short(
     It does for two head dimensions, for a bias with a gradient and for dropout, in FP32 inside. The rest as in `takes`.
     """
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-    if q.device.type != "cpu" or not 0 < scores <= (DROPOUT_SCORES if dropout > 0 else SCORES):
+    many = dropout > 0 or (right is None and q.shape[3] != v.shape[3] and q.dtype != torch.bfloat16)
+    if q.device.type != "cpu" or not 0 < scores <= (MANY_SCORES if many else SCORES):
         return False
     if right is not None and (bias is not None or right != q.shape[2] - k.shape[2]):
         return False
@@ -130,7 +132,9 @@ def attend(
         bias = torch.zeros((), dtype=q.dtype, device=q.device).where(bias, -torch.inf)
     if right is not None and right < 0:  # keys that no query sees, whose NaN would reach the last rows
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-    out = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)[0]
+    out, lse = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)
+    if q.dtype == torch.bfloat16 and is_watched(q, k, v):  # where q and k are not looked at
+        out = out.masked_fill((lse == torch.inf)[..., None], torch.nan)
     return out if bias is None or _recorded(q, k, v) or is_finite(out) else None
 
 

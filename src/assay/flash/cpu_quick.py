@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
-from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite
+from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite, lost_a_row
 from assay.flash.cpu_plain import SCORES, is_watched, mask_up_to
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
@@ -73,13 +73,16 @@ def attention(
             bias = mask_up_to(of_k[2] - rows, rows, of_k[2])
         if bias is None:
             out = _attend(q, k, v, None, 0.0, causal, scale=scale)
-            return out if of_k[2] >= VECTOR or out.all() else None  # a row of 0 may be one of NaN
+            loses = of_k[2] < VECTOR or dtype is torch.bfloat16
+            return None if loses and lost_a_row(out, q, k) else out
         if causal or of_k[2] < VECTOR or not _is_plain(bias, shape, of_k, dtype) or is_watched():
             return None
         recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         if recorded and not is_finite(k, v):
             return None
         out = _attend(q, k, v, bias, 0.0, False, scale=scale)
+        if dtype is torch.bfloat16 and lost_a_row(out, q, k):
+            return None
         return out if recorded or is_finite(out) else None
     except RuntimeError:
         return None
