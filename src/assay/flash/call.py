@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -51,6 +51,8 @@ class Call:
     tf32: bool = False
     """FP32 dot products may take their operands in TF32."""
     numerics: Numerics = SHIPPED
+    counted: dict[object, torch.Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What `places` has counted of the packed sequences: several kernels of a backward pass ask the same."""
 
     @property
     def group(self) -> int:

@@ -187,7 +187,8 @@ def check_packing(
             f"Packed sequences have a batch of 1, (1, heads, all lengths, head dimension); got a batch of {q.shape[0]}."
         )
     # The kernels read them one after the other in memory.
-    return as_int32(cu_seqlens_q).contiguous(), as_int32(cu_seqlens_k).contiguous()
+    of_q = as_int32(cu_seqlens_q).contiguous()
+    return of_q, of_q if cu_seqlens_k is cu_seqlens_q else as_int32(cu_seqlens_k).contiguous()
 
 
 def as_int32(x: torch.Tensor) -> torch.Tensor:

@@ -177,8 +177,10 @@ def _rows(call: Call, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For `log2_lse` and `delta`."""
     (batch, heads, queries), cu = lse.shape, call.cu_seqlens_q
     room = (-(-queries // LARGEST_ROWS) + (0 if cu is None else len(cu))) * LARGEST_ROWS
-    make = lse.new_empty if cu is None else lse.new_zeros  # packed: a sequence without rows has a line all the same
-    return make(batch * heads, room), make(batch * heads, room)
+    if cu is None:
+        return lse.new_empty(batch * heads, room), lse.new_empty(batch * heads, room)
+    log2_lse, delta = lse.new_zeros(2, batch * heads, room).unbind()  # a sequence without rows has a line all the same
+    return log2_lse, delta
 
 
 def _prepare(call: Call, passed: Passed, dq_sums: torch.Tensor | None, span: Span) -> None:
