@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
@@ -381,3 +382,27 @@ def test_which_limits_are_written_out() -> None:
     assert torch.equal(mask, torch.ones(20, 30, dtype=torch.bool).tril(12))
     wide = torch.empty(1, 1, cpu_plain.SCORES // 2, 1)
     assert cpu_plain.as_mask(q[:, :, :4], wide, 0) == (0, None)
+
+
+@pytest.mark.parametrize("first", ["inference", "fake", "another default"])
+def test_a_mask_that_is_kept_is_good_for_every_call(first: str) -> None:
+    """Whoever asked for it first: 10 queries over 40 keys, causal, are computed with a mask that is written out."""
+    cpu_plain.mask_up_to.cache_clear()
+    q, k, v = draw(1, 2, 10, 16), draw(1, 2, 40, 16, seed=1), draw(1, 2, 40, 16, seed=2)
+    if first == "inference":
+        with torch.inference_mode():
+            flash_attention(q, k, v, causal=True)
+    elif first == "fake":
+        with FakeTensorMode() as mode:
+            flash_attention(*(mode.from_tensor(x) for x in (q, k, v)), causal=True)
+    else:
+        with torch.device("meta"):
+            flash_attention(q, k, v, causal=True)
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = flash_attention(q, k, v, causal=True)
+    wanted = F.scaled_dot_product_attention(q, k, v, torch.ones(10, 40).tril(30) > 0)
+    assert torch.equal(out, wanted)
+    for x, y in zip(*(torch.autograd.grad(each.square().sum(), (q, k, v)) for each in (out, wanted)), strict=True):
+        assert torch.equal(x, y)
+    assert cpu_plain.mask_up_to.cache_info().currsize == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -17,8 +19,8 @@ _sdpa = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, whi
 SCORES = 1 << 20
 """Scores that a short call has at most: written out they take 4 MB, and SDPA keeps a few times that."""
 MANY_SCORES = 1 << 22
-"""The same for dropout, whose mask our blocks make as CUDA does, in twice the time of everything else; and for two head
-dimensions where nothing is skipped, in FP32 inside."""
+"""The same for dropout, whose mask our blocks make as CUDA does, in twice the time of everything else; and, where no
+block is skipped, for a bias with a gradient and for two head dimensions in FP32 and fp16."""
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias: Tensor | None = None) -> bool:
@@ -62,9 +64,15 @@ def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None
     return None, mask_up_to(first, queries, keys)
 
 
+@lru_cache(8)
 def mask_up_to(first: int, queries: int, keys: int) -> Tensor:
-    """True where a key is seen: up to `first` by the first row, and by each row after it one more."""
-    return torch.ones(queries, keys, dtype=torch.bool, device="cpu").tril_(first)
+    """True where a key is seen: up to `first` by the first row, and by each row after it one more.
+
+    Kept, up to 1 MB each: to make it takes a tenth of a short call. Not to be written to, nor asked for where it would
+    be no tensor of numbers (`is_watched`).
+    """
+    with torch.inference_mode(False):  # backward takes it too, whoever asked first
+        return torch.ones(queries, keys, dtype=torch.bool, device="cpu").tril_(first)
 
 
 def takes_short(
@@ -75,12 +83,14 @@ def takes_short(
     It does for two head dimensions, for a bias with a gradient and for dropout, in FP32 inside. The rest as in `takes`.
     """
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-    many = dropout > 0 or (right is None and q.shape[3] != v.shape[3] and q.dtype != torch.bfloat16)
+    trained = bias is not None and _recorded(bias)
+    two_dims = q.shape[3] != v.shape[3]
+    many = dropout > 0 or (right is None and (trained or (two_dims and q.dtype != torch.bfloat16)))
     if q.device.type != "cpu" or not 0 < scores <= (MANY_SCORES if many else SCORES):
         return False
     if right is not None and (bias is not None or right != q.shape[2] - k.shape[2]):
         return False
-    if not (dropout > 0 or q.shape[3] != v.shape[3] or (bias is not None and _recorded(bias))) or in_forward_mode():
+    if not (dropout > 0 or two_dims or trained) or in_forward_mode():
         return False
     if bias is not None and bias.dtype not in (torch.bool, k.dtype):
         return False

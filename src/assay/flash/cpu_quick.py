@@ -69,13 +69,15 @@ def attention(
             or _transforms() is not None
         ):
             return None
-        if rows is not None:
-            bias = mask_up_to(of_k[2] - rows, rows, of_k[2])
-        if bias is None:
+        if bias is None and rows is None:
             out = _attend(q, k, v, None, 0.0, causal, scale=scale)
             loses = of_k[2] < VECTOR or dtype is torch.bfloat16
             return None if loses and lost_a_row(out, q, k) else out
-        if causal or of_k[2] < VECTOR or not _is_plain(bias, shape, of_k, dtype) or is_watched():
+        if causal or of_k[2] < VECTOR or is_watched():
+            return None
+        if rows is not None:
+            bias = mask_up_to(of_k[2] - rows, rows, of_k[2])
+        elif not _is_plain(bias, shape, of_k, dtype):
             return None
         recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         if recorded and not is_finite(k, v):
@@ -88,9 +90,9 @@ def attention(
         return None
 
 
-def _is_plain(bias: Tensor, of_q: torch.Size, of_k: torch.Size, dtype: torch.dtype) -> bool:
+def _is_plain(bias: Tensor | None, of_q: torch.Size, of_k: torch.Size, dtype: torch.dtype) -> bool:
     """A mask or a bias of all queries and keys, without a gradient; for all heads or for each."""
-    if type(bias) not in _TENSORS or not bias.is_cpu or bias.requires_grad:
+    if bias is None or type(bias) not in _TENSORS or not bias.is_cpu or bias.requires_grad:
         return False
     shape = bias.shape
     whole = (of_q[2], of_k[2])
