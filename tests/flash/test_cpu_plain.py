@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,40 +146,75 @@ def test_a_row_of_nan_is_not_lost(keys: int, dim: int, how: dict[str, Any], dtyp
 @pytest.mark.parametrize(
     "how",
     [
-        {},
-        {"causal": True},
-        {"bias": 0.0},
-        {"return_lse": True},
-        {"window": (30, 0)},
-        {"grouped": True},
-        {"record": True},
+        {}, {"causal": True}, {"bias": 0.0}, {"bias": torch.inf}, {"return_lse": True}, {"window": (38, 0)},
+        {"grouped": True}, {"record": True}, {"few": True, "causal": True}, {"dim": 24}, {"dim": 12},
     ],
     ids=str,
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_row_of_infinity_is_not_lost(keys: int, how: dict[str, Any], dtype: torch.dtype, compiled: bool) -> None:
-    """inf − inf is NaN; in bf16 torch's kernel gives 0 for it. No other row changes."""
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float32, torch.inf), (torch.bfloat16, torch.inf), (torch.float16, torch.inf),
+        (torch.float32, 1e30), (torch.bfloat16, 1e30),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("compiled", ["", "eager", "aot_eager"])
+def test_a_row_of_infinity_is_not_lost(
+    keys: int, how: dict[str, Any], dtype: torch.dtype, size: float, compiled: str
+) -> None:
+    """inf − inf is NaN; in bf16 torch's kernel gives 0 for it. No other row changes, nor the order in memory."""
     how = dict(how)
-    q, k, v = (draw(1, 2, keys, 16, seed=seed).to(dtype) for seed in range(3))
+    drawn = (draw(2, keys, 2, dim, seed=seed) for seed, dim in enumerate((16, 16, how.pop("dim", 16))))
+    q, k, v = (x.to(dtype).transpose(1, 2) for x in drawn)
     k[:, :, 2, 5] = 1.0  # so that its score is +inf, and no other one NaN
     if how.pop("grouped", False):
         k, v = k[:, :1], v[:, :1]
+    few = how.pop("few", False)
+    if few:  # which our blocks do where a mask may hide a NaN
+        q = q[:, :, 4:]
+    if how.pop("record", False):
+        v = v.detach().requires_grad_()
+    hidden = "bias" in how and how["bias"] == torch.inf
     if "bias" in how:
         how = {"bias": torch.zeros(keys, keys, dtype=dtype)}
-    if how.pop("record", False):
-        v.requires_grad_()
-    attend = torch.compile(flash_attention, backend="eager") if compiled else flash_attention
+    attend = torch.compile(flash_attention, backend=compiled) if compiled else flash_attention
     clean = attend(q, k, v, **how)
-    q[:, 1, -1, 5] = torch.inf
+    if hidden:
+        how["bias"][-1, 3] = torch.inf
+    else:
+        q[0, 1, -1, 5] = size
+        k[0, :, 2, 5] = size
     found = attend(q, k, v, **how)
+    eager = flash_attention(q, k, v, **how)
     if "return_lse" in how:
-        found, clean = found[0], clean[0]
-    found, clean = found.detach(), clean.detach()
-    assert found[:, 1, -1].isnan().all()
-    assert keys < 16 or torch.equal(found[:, 0], clean[:, 0])
-    found[:, 1, -1] = clean[:, 1, -1]
-    assert (found - clean).abs().sum() <= 2 * torch.finfo(dtype).eps * clean.numel()
+        found, clean, eager = found[0], clean[0], eager[0]
+    assert found.stride() == clean.stride() == eager.stride()
+    rows = found[:, :, -1] if hidden else found[0, 1, -1]
+    assert rows.isnan().all()
+    if not hidden and size == torch.inf:
+        k[0, :, 2, 5] = 1.0  # else the key's own rows are NaN, too
+        found = attend(q, k, v, **how)
+        found = found[0] if "return_lse" in how else found
+        assert found[0, 1, -1].isnan().all()
+        assert keys < 16 or few or torch.equal(found[1], clean[1])
+        found = found.detach().clone()
+        found[0, 1, -1] = clean[0, 1, -1]
+        assert (found - clean).abs().sum() <= 2 * torch.finfo(dtype).eps * clean.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [(24, 16), (16, 24)], ids=str)
+def test_heads_that_are_last_in_memory(dims: tuple[int, int], dtype: torch.dtype) -> None:
+    """torch's `pad` keeps that order, and torch's kernel does not look at the last stride. 760² scores: many."""
+    drawn = (draw(1, 760, dim, 2, seed=seed) for seed, dim in enumerate((dims[0], *dims)))
+    q, k, v = (x.to(dtype).permute(0, 3, 1, 2).requires_grad_() for x in drawn)
+    results = []
+    for given in ((q, k, v), [x.detach().contiguous().requires_grad_() for x in (q, k, v)]):
+        out = flash_attention(*given, return_lse=True)[0]
+        results.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
 
 
 def test_keys_of_nan_are_not_lost() -> None:
@@ -384,8 +420,15 @@ def test_which_limits_are_written_out() -> None:
     assert cpu_plain.as_mask(q[:, :, :4], wide, 0) == (0, None)
 
 
-@pytest.mark.parametrize("first", ["inference", "fake", "another default"])
-def test_a_mask_that_is_kept_is_good_for_every_call(first: str) -> None:
+class OnMeta(TorchFunctionMode):
+    """Makes every new tensor one without numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **{**(kwargs or {}), **({"device": "meta"} if func is torch.ones else {})})
+
+
+@pytest.mark.parametrize("first", ["inference", "fake", "another default", "a mode", "patched"])
+def test_a_mask_that_is_kept_is_good_for_every_call(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked for it first: 10 queries over 40 keys, causal, are computed with a mask that is written out."""
     cpu_plain.mask_up_to.cache_clear()
     q, k, v = draw(1, 2, 10, 16), draw(1, 2, 40, 16, seed=1), draw(1, 2, 40, 16, seed=2)
@@ -395,6 +438,13 @@ def test_a_mask_that_is_kept_is_good_for_every_call(first: str) -> None:
     elif first == "fake":
         with FakeTensorMode() as mode:
             flash_attention(*(mode.from_tensor(x) for x in (q, k, v)), causal=True)
+    elif first == "a mode":
+        with OnMeta():
+            flash_attention(q, k, v, causal=True)
+    elif first == "patched":
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "ones", partial(torch.zeros, device="meta"))
+            flash_attention(q, k, v, causal=True)
     else:
         with torch.device("meta"):
             flash_attention(q, k, v, causal=True)

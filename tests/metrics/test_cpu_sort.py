@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -72,3 +73,11 @@ def test_the_trial_takes_the_faster_one(numpy_seconds: float, radix: bool, monke
     clock = iter((0.0, 1.0, 1.0 + numpy_seconds))
     monkeypatch.setattr("assay.metrics.cpu_sort.time.perf_counter", lambda: next(clock))
     assert cpu_sort._radix_beats_numpy.__wrapped__() is radix
+
+
+@pytest.mark.parametrize("sort", [cpu_sort.numpy_sort, cpu_sort.radix_sort])
+def test_a_tensor_that_is_negated_later(sort: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """As the imaginary part of a conjugate is."""
+    x = torch.complex(torch.zeros(100), torch.randn(100)).conj().imag
+    assert x.is_neg()
+    assert torch.equal(sort(x), x.resolve_neg().sort().values)

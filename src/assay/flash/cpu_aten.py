@@ -63,10 +63,18 @@ def is_finite(*tensors: torch.Tensor) -> bool:
     return math.isfinite(sum(x.detach().sum().item() for x in tensors))
 
 
-def lost_a_row(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether a row of 0 may be one of NaN: over few keys, or in bf16 where a score is +inf."""
+def lost_a_row(
+    out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: float | None, bias: torch.Tensor | None = None
+) -> bool:
+    """Whether a row of 0 may be one of NaN: over few keys, or in bf16 where a score is +inf. Called for such alone."""
     first = out.select(3, 0)
-    return first.count_nonzero().item() < first.numel() and not is_finite(q, k)
+    if first.count_nonzero().item() == first.numel():
+        return False
+    of_q, of_k = (x.detach().abs().amax().item() for x in (q, k))
+    largest = q.shape[3] * of_q * of_k * max(1.0, abs(scale or 1.0))
+    if bias is not None and bias.dtype != torch.bool:
+        largest += bias.detach().max().item()
+    return not largest < torch.finfo(torch.float32).max
 
 
 def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +83,7 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse = _forward(call.q, call.k, call.v, 0.0, _is_causal(call), attn_mask=call.bias, scale=call.scale)
     lse = lse.contiguous()
     if call.q.dtype == torch.bfloat16 and (lse == torch.inf).any():
-        out = out.masked_fill((lse == torch.inf)[..., None], torch.nan)
+        out.masked_fill_((lse == torch.inf)[..., None], torch.nan)
     if given.bias is not None and (lse == 0).any():
         lse = lse.masked_fill(_empty(given.bias, call.q.shape[2] if _is_causal(call) else None), -torch.inf)
     dim_v = given.v.shape[-1]
@@ -210,7 +218,7 @@ def _dense(x: torch.Tensor, dtype: torch.dtype, dim: int) -> torch.Tensor:
     """x in this dtype, its last dimension dense, and `dim` long by zeros."""
     x = x.to(dtype)
     if x.shape[-1] != dim:
-        return pad(x, (0, dim - x.shape[-1]))
+        x = pad(x, (0, dim - x.shape[-1]))  # in x's order, which may have another dimension last
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

@@ -10,11 +10,12 @@ from torch.nn import Parameter
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite
+from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite, lost_a_row
 from assay.flash.library import in_forward_mode
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _sdpa = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
+_ones = torch.ones  # the same
 
 SCORES = 1 << 20
 """Scores that a short call has at most: written out they take 4 MB, and SDPA keeps a few times that."""
@@ -32,7 +33,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias
     empty tensors, and one head dimension: zeros make two of them one, which pays without backward and up to twice the
     smaller. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in a hidden key
     reaches every row, so there the keys are looked at, or the output: 0 · NaN is NaN. Over a few keys it makes 0 of a
-    NaN, and in bf16 of +inf, so q and k are looked at.
+    NaN, so q and k are looked at.
     """
     if q.device.type != "cpu" or not (q.shape[2] and k.shape[2] and q.shape[0]):
         return False
@@ -46,7 +47,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias
         return False
     if bias is not None and (right is not None or not _harmless(bias, q, k, v)):  # the costly questions last
         return False
-    return is_watched(q, k, v) or not (k.shape[2] < VECTOR or q.dtype == torch.bfloat16) or is_finite(q, k)
+    return is_watched(q, k, v) or k.shape[2] >= VECTOR or is_finite(q, k)
 
 
 def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None]:
@@ -68,11 +69,11 @@ def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None
 def mask_up_to(first: int, queries: int, keys: int) -> Tensor:
     """True where a key is seen: up to `first` by the first row, and by each row after it one more.
 
-    Kept, up to 1 MB each: to make it takes a tenth of a short call. Not to be written to, nor asked for where it would
-    be no tensor of numbers (`is_watched`).
+    Kept, up to 1 MB each: to make it takes a tenth of a short call. So it is made as if nobody had asked for it, in no
+    mode of the caller's; where it would be no tensor of numbers (`is_watched`), it must not be asked for.
     """
-    with torch.inference_mode(False):  # backward takes it too, whoever asked first
-        return torch.ones(queries, keys, dtype=torch.bool, device="cpu").tril_(first)
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+        return _ones(queries, keys, dtype=torch.bool, device="cpu").tril_(first)
 
 
 def takes_short(
@@ -128,23 +129,25 @@ def attend(
 ) -> Tensor | None:
     """The output, by the kernel behind SDPA: which one that is must not depend on the caller's switches.
 
-    A call by SDPA's own name takes half the time of one by the kernel's, and SDPA makes the mask a bias faster. None if
-    a key that a mask hides may have reached the output.
+    A call by SDPA's own name takes half the time of one by the kernel's, and SDPA makes the mask a bias faster; but the
+    kernel tells which rows of 0 are of NaN. None if a key that a mask hides may have reached the output.
     """
     dim = v.shape[3]
     if q.shape[3] != dim:
-        q, k, v = (pad(x, (0, max(q.shape[3], dim) - x.shape[3])) for x in (q, k, v))
+        q, k, v = (pad(x, (0, max(q.shape[3], dim) - x.shape[3])).contiguous() for x in (q, k, v))
         out = attend(q, k, v, right, scale, bias)
         return None if out is None else out[..., :dim].contiguous()
     if right is None and not is_watched(q, k, v) and _sdpa_is_flash():
-        return attend_short(q, k, v, right, scale, bias)
+        found = attend_short(q, k, v, right, scale, bias)
+        if found is None or q.dtype != torch.bfloat16 or not lost_a_row(found, q, k, scale, bias):
+            return found
     if bias is not None and bias.dtype == torch.bool:
         bias = torch.zeros((), dtype=q.dtype, device=q.device).where(bias, -torch.inf)
     if right is not None and right < 0:  # keys that no query sees, whose NaN would reach the last rows
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
     out, lse = _kernel(q, k, v, 0.0, right is not None, attn_mask=bias, scale=scale)
-    if q.dtype == torch.bfloat16 and is_watched(q, k, v):  # where q and k are not looked at
-        out = out.masked_fill((lse == torch.inf)[..., None], torch.nan)
+    if q.dtype == torch.bfloat16 and (is_watched(q, k, v) or (lse == torch.inf).any()):
+        out = out + torch.where(lse == torch.inf, torch.nan, -0.0).to(out.dtype)[..., None]  # stays in the order of q
     return out if bias is None or _recorded(q, k, v) or is_finite(out) else None
 
 

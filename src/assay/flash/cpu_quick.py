@@ -72,7 +72,7 @@ def attention(
         if bias is None and rows is None:
             out = _attend(q, k, v, None, 0.0, causal, scale=scale)
             loses = of_k[2] < VECTOR or dtype is torch.bfloat16
-            return None if loses and lost_a_row(out, q, k) else out
+            return None if loses and lost_a_row(out, q, k, scale) else out
         if causal or of_k[2] < VECTOR or is_watched():
             return None
         if rows is not None:
@@ -83,7 +83,7 @@ def attention(
         if recorded and not is_finite(k, v):
             return None
         out = _attend(q, k, v, bias, 0.0, False, scale=scale)
-        if dtype is torch.bfloat16 and lost_a_row(out, q, k):
+        if dtype is torch.bfloat16 and lost_a_row(out, q, k, scale, bias):
             return None
         return out if recorded or is_finite(out) else None
     except RuntimeError:

@@ -49,12 +49,12 @@ def _sort_for(x: Tensor) -> Callable[[Tensor], Tensor]:
 
 def numpy_sort(x: Tensor) -> Tensor:
     """Sort a copy, in one thread."""
-    return torch.from_numpy(np.sort(x.numpy()))
+    return torch.from_numpy(np.sort(x.resolve_neg().numpy()))
 
 
 def radix_sort(x: Tensor) -> Tensor:
     """Sort FP32 values through integers that are ordered alike; torch sorts integers by radix, in all its threads."""
-    bits = x.contiguous().view(torch.int32)
+    bits = x.resolve_neg().contiguous().view(torch.int32)
     ordered = torch.sort(_flip_negatives(bits)).values
     return _flip_negatives(ordered).view(torch.float32)
 
