@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from assay import flash_attention
 from assay.flash import cpu, cpu_aten, cpu_tiles
 from assay.flash.call import Call
 from assay.flash.cpu_dropout import Dropout, philox
@@ -21,10 +23,15 @@ from .cases import CASES, WHOLE, Case, Drawn, check_against_plain, error, larges
 SHORT = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(params=["natural", "own", "own, small blocks"])
+@pytest.fixture(params=["natural", "own", "own, small blocks", "by members"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """PyTorch's kernel where it takes the call; our own blocks always; the same with several blocks everywhere."""
-    if request.param != "natural":
+    """PyTorch's kernel where it takes the call; our own blocks always; the same with several blocks everywhere; the
+    members of a batch one by one.
+    """
+    if request.param == "by members":
+        whole = Drawn.call
+        monkeypatch.setattr(Drawn, "call", lambda drawn: replace(whole(drawn), batch_invariant=True))
+    elif request.param != "natural":
         monkeypatch.setattr(cpu_aten, "takes", lambda call: False)
     if request.param == "own, small blocks":
         small_blocks(monkeypatch)
@@ -96,6 +103,40 @@ def test_two_head_dimensions_made_one(
     if case.packed is None:
         assert cpu_aten.takes(drawn.call()) == (dtype == torch.bfloat16 or dims == (24, 16))
     check_against_plain(drawn)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_batch_invariance(seed: int) -> None:
+    """A member has the bits that it has alone, or in another batch, wherever it lies in memory. On two threads."""
+    rng = np.random.default_rng(seed)
+    dtype = SHORT[rng.integers(3)]
+    heads = int(rng.choice([1, 2, 4]))
+    queries, keys = int(rng.choice([1, 2, 5, 33])), int(rng.choice([5, 16, 40, 130, 300]))
+    dims = ((16, 16), (24, 16), (64, 64), (48, 64))[rng.integers(4)]
+    bias = torch.randn(1, heads, queries, keys).to(dtype)
+    how: dict[str, Any] = [{}, {"causal": True}, {"window": (20, 20)}, {"bias": bias}, {"softcap": 9.0}][
+        rng.integers(5)
+    ]
+    sizes = ((heads, queries, dims[0]), (1, keys, dims[0]), (1, keys, dims[1]))
+    drawn = [torch.randn(5, *size, generator=torch.Generator().manual_seed(seed)).to(dtype) for size in sizes]
+
+    def run(members: list[int], shifted: bool) -> list[torch.Tensor]:
+        leaves = []
+        for x in (each[members] for each in drawn):
+            room = x.new_empty(x.numel() + 1)[1:] if shifted else x.new_empty(x.numel())
+            leaves.append(room.view(x.shape).copy_(x).requires_grad_())
+        out = flash_attention(*leaves, batch_invariant=True, **how)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        whole, some, alone = run([0, 1, 2, 3, 4], False), run([4, 2], True), run([2], True)
+    finally:
+        torch.set_num_threads(threads)
+    for x, y, z in zip(whole, some, alone, strict=True):
+        assert torch.equal(x[2], y[1])
+        assert torch.equal(x[2], z[0])
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 9), (9, 0), (0, 0)])

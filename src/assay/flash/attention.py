@@ -87,6 +87,7 @@ def flash_attention(  # type: ignore[misc]
         and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse and not fp8
     )  # fmt: skip
     flags = type(return_lse) is type(deterministic) is type(batch_invariant) is type(allow_tf32) is bool
+    plain = plain and batch_invariant is False
     if plain and flags and dropout_p == 0:
         out = cpu_quick.attention(q, k, v, causal, scale, bias, last_sees_all=True)
         if out is not None:
@@ -103,7 +104,7 @@ def flash_attention(  # type: ignore[misc]
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
         bias = checks.check_bias(bias, q, k)
     if plain and dropout_seed is None:
-        out = attend_plainly(q, k, v, right, scale, bias, dropout_p, short=not batch_invariant)
+        out = attend_plainly(q, k, v, right, scale, bias, dropout_p)
         if out is not None:
             return out
     cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)
@@ -144,13 +145,8 @@ def attend_plainly(
     scale: float | None,
     bias: Tensor | None,
     dropout_p: float,
-    *,
-    short: bool = True,
 ) -> Tensor | None:
-    """The output for checked q, k, v, bias where torch gives what we promise; else None.
-
-    `short`: Also where it depends on the number of scores, with it on the batch.
-    """
+    """The output for checked q, k, v, bias where torch gives what we promise; else None."""
     if q.is_cuda:
         return None
     scale = checked_scale(scale, q)
@@ -158,10 +154,9 @@ def attend_plainly(
         right, bias = cpu_plain.as_mask(q, k, right)
     if dropout_p == 0 and cpu_plain.takes(q, k, v, right, scale, bias):
         return cpu_plain.attend(q, k, v, right, scale, bias)
-    if short:
-        checks.check_number("dropout_p", dropout_p, 0, 1)
-        if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):
-            return cpu_plain.attend_short(q, k, v, right, scale, bias, dropout_p)
+    checks.check_number("dropout_p", dropout_p, 0, 1)
+    if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):
+        return cpu_plain.attend_short(q, k, v, right, scale, bias, dropout_p)
     return None
 
 
