@@ -114,9 +114,8 @@ def test_batch_invariance(seed: int) -> None:
     queries, keys = int(rng.choice([1, 2, 5, 33])), int(rng.choice([5, 16, 40, 130, 300]))
     dims = ((16, 16), (24, 16), (64, 64), (48, 64))[rng.integers(4)]
     bias = torch.randn(1, heads, queries, keys).to(dtype)
-    how: dict[str, Any] = [{}, {"causal": True}, {"window": (20, 20)}, {"bias": bias}, {"softcap": 9.0}][
-        rng.integers(5)
-    ]
+    hows: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (20, 20)}, {"bias": bias}, {"softcap": 9.0}]
+    how = hows[rng.integers(5)]
     sizes = ((heads, queries, dims[0]), (1, keys, dims[0]), (1, keys, dims[1]))
     drawn = [torch.randn(5, *size, generator=torch.Generator().manual_seed(seed)).to(dtype) for size in sizes]
 
