@@ -198,6 +198,7 @@ def by_sequence(call: CacheCall) -> tuple[Tensor, Tensor]:
             softcap=call.softcap,
             slopes=None if call.slopes is None else call.slopes[one],
             sinks=call.sinks,
+            batch_invariant=call.batch_invariant,
         )
         out[one], lse[one] = cpu.forward(alone)
     return out, lse
