@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -53,7 +54,7 @@ def backward(
     """
     with torch.no_grad():
         by_parts = call.packed or call.batch_invariant
-        grads = (_backward_by_parts if by_parts else _backward)(call, out, lse, dout, dlse, needs_bias)
+        grads = (_backward_by_parts if by_parts else _backward)(call, _Passed(out, lse, dout, dlse), needs_bias)
         if call.sinks is None or grads.sinks is None:
             return grads
         return grads._replace(sinks=grads.sinks.to(call.sinks.dtype))
@@ -66,37 +67,31 @@ def _forward(call: Call, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         return cpu_tiled.forward(call, number)
 
 
-def _backward(
-    call: Call,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    needs_bias: bool,
-    number: int = 0,
-) -> Gradients:
-    if dlse is None and not needs_bias and cpu_aten.takes(call):
-        return cpu_aten.backward(call, out, lse, dout)
+class _Passed(NamedTuple):
+    """What the forward pass made, and the gradients of it."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+
+
+def _backward(call: Call, passed: _Passed, needs_bias: bool, number: int = 0) -> Gradients:
+    if passed.dlse is None and not needs_bias and cpu_aten.takes(call):
+        return cpu_aten.backward(call, passed.out, passed.lse, passed.dout)
     with torch.autocast("cpu", enabled=False):
-        return cpu_tiled.backward(call, out, lse, dout, dlse, needs_bias=needs_bias, first_batch=number)
+        return cpu_tiled.backward(call, *passed, needs_bias=needs_bias, first_batch=number)
 
 
-def _backward_by_parts(
-    call: Call,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    needs_bias: bool,
-) -> Gradients:
+def _backward_by_parts(call: Call, passed: _Passed, needs_bias: bool) -> Gradients:
     dtype = accumulator(call.q.dtype)
     dq, dk, dv = (empty_gradient(x).zero_() for x in (call.q, call.k, call.v))
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks, dtype=dtype)
     dbias = None if call.bias is None or not needs_bias else torch.zeros_like(call.bias, dtype=dtype)
     for number, part, rows, keys in _parts(call):
-        of_out, of_lse, of_dout = (_own(call, x[rows]) for x in (out, lse, dout))
-        of_dlse = None if dlse is None else _own(call, dlse[rows])
-        grads = _backward(part, of_out, of_lse, of_dout, of_dlse, needs_bias, number)
+        out, lse, dout = (_own(call, x[rows]) for x in passed[:3])
+        dlse = None if passed.dlse is None else _own(call, passed.dlse[rows])
+        grads = _backward(part, _Passed(out, lse, dout, dlse), needs_bias, number)
         dq[rows], dk[keys], dv[keys] = grads[:3]
         if dsinks is not None and grads.sinks is not None:
             dsinks += grads.sinks
