@@ -235,6 +235,19 @@ def spills(code: Code) -> list[str]:
     return found
 
 
+def repurposed(code: Code) -> list[str]:
+    """Instructions that read or write as numbers what was made a barrier of the copy engine's.
+
+    Triton gives the place of a barrier that nobody uses to others. But the GPU knows it as a barrier: when another
+    process has had its turn, the place has a new barrier's bits again, whatever was written there.
+    """
+    offset = re.compile(r"\[[^]]*\+0x([0-9a-f]+)\]")
+    places = [(text, int(found[1], 16)) for text in code.instructions if (found := offset.search(text))]
+    made = {place for text, place in places if "SYNCS.EXCH" in text}
+    words = re.compile(r"(?:LDS|STS|LDSM|STSM|ATOMS)\b")
+    return [text for text, at in places if words.match(_GUARD.sub("", text)) and at in made]
+
+
 def complaints(kernel: Any) -> list[str]:
     """ptxas's about the pipeline of products ("serialized")."""
     with TemporaryDirectory() as folder:

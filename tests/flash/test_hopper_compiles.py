@@ -1,4 +1,7 @@
-"""The Hopper kernels, compiled without a GPU: no spill in a loop, no serialised products, no register too early."""
+"""The Hopper kernels' machine code, without a GPU.
+
+No spill in a loop, no serialised products, no register too early, no number in a barrier's place.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ pytest.importorskip("triton")
 from assay.flash import fp8_launch, hopper, hopper_forward_tiles, launch
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
-from tests.flash.machine_code import code_of, compiling, complaints, hurried, read, spills, unset
+from tests.flash.machine_code import code_of, compiling, complaints, hurried, read, repurposed, spills, unset
 
 CASES = {
     "packed": Case(packed=((200, 200), (77, 140), (130, 130))),
@@ -53,6 +56,16 @@ EARLY = """
         /*00d0*/ EXIT ;
 """
 """The next P in the registers that a product reads this one from, as ptxas made it, and other haste."""
+SHARED_WITH_A_BARRIER = """
+        /*0000*/ @!UP1 SYNCS.EXCH.64 URZ, [UR7+0x28000], UR8 ;
+        /*0010*/ SYNCS.EXCH.64 URZ, [UR7+0x28010], UR8 ;
+        /*0020*/ SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9+0x28010], R18 ;
+        /*0030*/ @P0 STS [UR14+0x28000], R0 ;
+        /*0040*/ LDS R3, [UR14+0x28000] ;
+        /*0050*/ LDS R3, [UR14+0x28020] ;
+        /*0060*/ EXIT ;
+"""
+"""The next tile's number in the place of a barrier that nobody uses, as Triton put it."""
 TURN = """
 .L_x_1:
         /*0000*/ HGMMA.64x128x16.F32.BF16 R24, R212, gdesc[UR12], R24 ;
@@ -89,6 +102,7 @@ def check(kernels: list[Any], full: bool = False) -> None:
         code = code_of(kernel)
         assert unset(code) == [], kernel.name
         assert hurried(code) == [], kernel.name
+        assert repurposed(code) == [], kernel.name
         assert len(spills(code)) <= (32 if full else 0), kernel.name
         assert complaints(kernel) == [], kernel.name
         assert kernel.metadata.shared <= SHARED, kernel.name
@@ -186,6 +200,10 @@ def test_stale_registers_are_found() -> None:
     table = BROKEN.replace("@!P2 BRA `(.L_x_1)", 'BRX R6 -0x1c0 (*"BRANCH_TARGETS .L_x_0,.L_x_1"*)')
     for listing in (BROKEN, table.replace("        /*0020*/", ".L_x_0:\n        /*0020*/")):
         assert unset(read(listing)) == ["HGMMA.64x128x16.F32.BF16 R24, R204, gdesc[UR12], R24"]
+
+
+def test_barriers_with_numbers_in_them_are_found() -> None:
+    assert repurposed(read(SHARED_WITH_A_BARRIER)) == ["@P0 STS [UR14+0x28000], R0", "LDS R3, [UR14+0x28000]"]
 
 
 def test_haste_is_found() -> None:

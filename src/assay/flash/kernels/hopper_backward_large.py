@@ -377,7 +377,7 @@ def attention_backward_kv_large(
         q_empty=barriers(STAGES, 2),
         do_full=barriers(STAGES, 1),
         do_empty=barriers(STAGES, 2),
-        raw=barriers(1, 1).index(0),
+        raw=None if places is None else barriers(1, 1).index(0),
         p_full=barriers(1, 1).index(0),
         p_empty=barriers(1, 1).index(0),
         next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),

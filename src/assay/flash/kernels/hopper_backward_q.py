@@ -355,7 +355,7 @@ def attention_backward_q_hopper(
         k_empty=barriers(K_STAGES, CONSUMERS),
         v_full=barriers(V_STAGES, 1),
         v_empty=barriers(V_STAGES, CONSUMERS),
-        k_raw=barriers(1, 1).index(0),
+        k_raw=None if places is None else barriers(1, 1).index(0),
         next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),

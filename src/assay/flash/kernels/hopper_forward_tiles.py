@@ -422,7 +422,7 @@ def attention_forward_tiles(
         q_empty=barriers(Q_TILES, 1),
         full=barriers(STAGES, 1),
         empty=barriers(STAGES, CONSUMERS),
-        v_raw=barriers(1, 1).index(0),
+        v_raw=None if places is None else barriers(1, 1).index(0),
         leaning=None if scores.near is None else leaning(dtype, SHAPE.columns),
         note=notes(),
         note_full=barriers(2, 1),

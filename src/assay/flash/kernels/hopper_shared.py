@@ -23,7 +23,11 @@ def shared(dtype: gl.constexpr, number: gl.constexpr, rows: gl.constexpr, dims: 
 
 @gluon.jit
 def barriers(number: gl.constexpr, arrivals: gl.constexpr):
-    """So many barriers, each of which opens after so many arrivals."""
+    """So many barriers, each of which opens after so many arrivals.
+
+    Make none that is not used: Triton gives its place to other numbers, but the GPU knows it as a barrier, and makes it
+    one again after another process has had its turn.
+    """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number):
         mbarrier.init(bars.index(i), count=arrivals)
