@@ -239,13 +239,21 @@ def repurposed(code: Code) -> list[str]:
     """Instructions that read or write as numbers what was made a barrier of the copy engine's.
 
     Triton gives the place of a barrier that nobody uses to others. But the GPU knows it as a barrier: when another
-    process has had its turn, the place has a new barrier's bits again, whatever was written there.
+    process has had its turn, the place has a new barrier's bits again, whatever was written there. Places are told by
+    the constant in an address (single bytes are Triton's own, beside registers of another kind).
     """
     offset = re.compile(r"\[[^]]*\+0x([0-9a-f]+)\]")
     places = [(text, int(found[1], 16)) for text in code.instructions if (found := offset.search(text))]
     made = {place for text, place in places if "SYNCS.EXCH" in text}
-    words = re.compile(r"(?:LDS|STS|LDSM|STSM|ATOMS)\b")
-    return [text for text, at in places if words.match(_GUARD.sub("", text)) and at in made]
+    found = []
+    for text, place in places:
+        name = _GUARD.sub("", text).split()[0]
+        if not re.match(r"(LDS|STS|LDSM|STSM|ATOMS)\b", name) or ".U8" in name:
+            continue
+        width = 16 if ".128" in name or "SM" in name else 8 if ".64" in name else 4
+        if any(barrier < place + width and place < barrier + 8 for barrier in made):
+            found.append(text)
+    return found
 
 
 def complaints(kernel: Any) -> list[str]:

@@ -16,6 +16,7 @@ from assay import flash_attention, golden_attention
 from assay.cases.attention.inputs import DISTRIBUTIONS
 from assay.flash.fp8 import BLOCK, FORMATS, FP8, Quantized, quantize, rotation
 from tests.flash.reference import reference_attention
+from tests.interpreter import interpret
 
 THEIRS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -68,6 +69,57 @@ def test_scales_are_the_smallest_powers_of_two(form: str) -> None:
 def test_scale_at_the_edge(size: float) -> None:
     scale = quantize(torch.full((1, 1, 1, 64), float(size))).scales.item()
     assert scale == 2.0 ** math.ceil(math.log2(float(size) / 448))
+
+
+@pytest.mark.parametrize("odd", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("scaling", ["tensor", "head", "block"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_not_finite_is_nan_and_does_not_count(form: str, scaling: str, odd: float) -> None:
+    x, fp8 = draw(2, 3, 300, 80), FP8(format=form, scaling=scaling)
+    x[1, 2, 200, 7], x[1, 2, 200, 8] = 0, 0
+    without = quantize(x, fp8)
+    x[1, 2, 200, 7], x[1, 2, 200, 8] = odd, -odd
+    given = quantize(x, fp8)
+    assert torch.equal(given.scales, without.scales)
+    assert given.values.float().isnan().nonzero().tolist() == [[1, 2, 200, 7], [1, 2, 200, 8]]
+    x[1, 2, 200, 7:9] = 0
+    there = given.values.float().isfinite()
+    assert torch.equal(given.values.float()[there], without.values.float()[there])
+    assert quantize(x.where(there[..., :80], odd), fp8, rotate=True).values.float().isnan().sum() == 128
+
+
+def test_rows_that_are_not_finite_stay_alone() -> None:
+    """Those of q; of v what has it is NaN, not a number of some size."""
+    q, k, v = (draw(1, 2, 200, 64, seed=seed) for seed in range(3))
+    q[0, 1, 150] = 0
+    plain = flash_attention(q, k, v, causal=True, fp8=True)
+    q[0, 1, 150, 3] = torch.inf
+    out = flash_attention(q, k, v, causal=True, fp8=True)
+    assert out[0, 1, 150].isnan().all()
+    out[0, 1, 150] = plain[0, 1, 150]
+    assert torch.equal(out, plain)
+    v[0, 0, 0, 5] = torch.inf
+    assert flash_attention(q, k, v, causal=True, fp8=True)[0, 0, :, 5].isnan().all()
+
+
+def test_interpreted_kernel() -> None:
+    interpret("tests.flash.interpreted_quantize")
+
+
+def test_is_the_same_in_any_mode() -> None:
+    """Autocast does not round the rotation, and FP32 is named where it is meant."""
+    x = draw(1, 2, 200, 64, dtype=torch.bfloat16) * 1e4
+    plain = quantize(x, rotate=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            found = quantize(x, rotate=True)
+        assert torch.equal(found.values.view(torch.uint8), plain.values.view(torch.uint8))
+        assert torch.equal(found.scales, plain.scales)
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert torch.equal(quantize(x, rotate=True).scales, plain.scales)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_quantised_numbers_are_bf16_numbers() -> None:
@@ -182,6 +234,7 @@ def test_outliers() -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"format": "e3m4"}, "format must be one of e4m3, e5m2, got 'e3m4'"),
+    "formats": ({"format": ["e4m3"]}, r"format must be one of e4m3, e5m2, got \['e4m3'\]"),
     "scaling": ({"scaling": "row"}, "scaling must be one of tensor, head, block, got 'row'"),
     "rotate": ({"rotate": 1}, "rotate must be True or False, got 1"),
     "two_level": ({"two_level": "yes"}, "two_level must be True, False or None, got 'yes'"),
@@ -203,10 +256,44 @@ def test_refuses_what_has_no_answer() -> None:
         flash_attention(q.clone().requires_grad_(), q, q, fp8=True)
     with pytest.raises(ValueError, match=r"float32, got torch\.float64"):
         flash_attention(q.double(), q.double(), q.double(), fp8=True)
-    with pytest.raises(ValueError, match="fp8 must be True, False, None or an FP8"):
-        flash_attention(q, q, q, fp8="e4m3")
-    with pytest.raises(ValueError, match="must be bfloat16, float16 or float32 of shape"):
-        quantize(q[0])
+    others: list[dict[str, Any]] = [
+        {"sinks": torch.zeros(1).requires_grad_()},
+        {"bias": torch.zeros(4, 4).requires_grad_()},
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match="sinks or bias require one"):
+            flash_attention(q, q, q, fp8=True, **other)
+    words: tuple[Any, ...] = ("e4m3", "", 0, [])
+    for word in words:
+        with pytest.raises(ValueError, match="fp8 must be True, False, None or an FP8"):
+            flash_attention(q, q, q, fp8=word)
+
+
+def test_refuses_what_is_shared_where_nothing_may_be() -> None:
+    q = torch.randn(2, 1, 4, 16)
+    alone = flash_attention(q[:1], q[:1], q[:1], fp8=True, batch_invariant=True)
+    assert torch.equal(flash_attention(q, q, q, fp8=True, batch_invariant=True)[:1], alone)
+    with pytest.raises(ValueError, match=r'no scale that sequences share, got FP8\(scaling="tensor"\)'):
+        flash_attention(q, q, q, fp8=FP8(scaling="tensor"), batch_invariant=True)
+    with pytest.raises(ValueError, match="no scale that sequences share, got packed sequences"):
+        flash_attention(q[:1], q[:1], q[:1], fp8=True, batch_invariant=True, cu_seqlens_q=torch.tensor([0, 1, 4]))
+
+
+DENSE = torch.zeros(1, 1, 4, 16)
+NOT_DENSE: dict[str, Any] = {"three": DENSE[0], "FP64": DENSE.double(), "list": [1], "sparse": DENSE.to_sparse()}
+
+
+@pytest.mark.parametrize("name", NOT_DENSE)
+def test_quantizes_dense_tensors_only(name: str) -> None:
+    with pytest.raises(ValueError, match="must be a dense tensor, bfloat16, float16 or float32, of shape"):
+        quantize(NOT_DENSE[name])
+
+
+def test_quantizes_as_it_is_told() -> None:
+    with pytest.raises(ValueError, match="fp8 must be None or an FP8"):
+        quantize(DENSE, False)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rotate must be True or False, got 'no'"):
+        quantize(DENSE, rotate="no")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -273,13 +360,32 @@ def test_kernel_errs_by_the_cast_of_p(name: str, fp8: FP8) -> None:
 @NEEDS_HOPPER
 @pytest.mark.parametrize("scaling", ["tensor", "head", "block"])
 @pytest.mark.parametrize(("rotate", "dim"), [(False, 128), (True, 64), (True, 100), (True, 128), (True, 256)])
-def test_quantised_on_the_gpu(rotate: bool, dim: int, scaling: str) -> None:
+@pytest.mark.parametrize("odd", [None, torch.inf, torch.nan])
+@pytest.mark.parametrize("form", FORMATS)
+def test_quantised_on_the_gpu(form: str, odd: float | None, rotate: bool, dim: int, scaling: str) -> None:
     """The same bits as on the CPU, but where the rotation's sums round to the other side of a step."""
-    x, fp8 = draw(2, 3, 300, dim, dtype=torch.bfloat16), FP8(scaling=scaling)
+    x, fp8 = draw(2, 3, 300, dim, dtype=torch.bfloat16), FP8(format=form, scaling=scaling)
+    if odd is not None:
+        x[1, 2, 200, 7] = odd
     here, there = quantize(x, fp8, rotate=rotate), quantize(x.cuda(), fp8, rotate=rotate)
     assert torch.equal(here.scales, there.scales.cpu())
-    differ = (here.values.view(torch.uint8) != there.values.cpu().view(torch.uint8)).double().mean()
-    assert differ <= (1e-3 if rotate else 0)
+    ours, theirs = here.values.float(), there.values.cpu().float()
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    assert (ours.nan_to_num(0.0) != theirs.nan_to_num(0.0)).double().mean() <= (1e-3 if rotate else 0)
+
+
+@pytest.mark.gpu
+@NEEDS_HOPPER
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_a_row_of_q_that_is_not_finite_on_the_gpu(dim: int) -> None:
+    q, k, v = (draw(1, 2, 300, dim, seed=seed, dtype=torch.bfloat16).cuda() for seed in range(3))
+    q[0, 1, 150] = 0
+    plain = flash_attention(q, k, v, causal=True, fp8=True)
+    q[0, 1, 150, 3] = torch.inf
+    out = flash_attention(q, k, v, causal=True, fp8=True)
+    assert out[0, 1, 150].isnan().all()
+    out[0, 1, 150] = plain[0, 1, 150]
+    assert torch.equal(out, plain)
 
 
 @pytest.mark.gpu

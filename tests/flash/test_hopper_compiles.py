@@ -62,8 +62,12 @@ SHARED_WITH_A_BARRIER = """
         /*0020*/ SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9+0x28010], R18 ;
         /*0030*/ @P0 STS [UR14+0x28000], R0 ;
         /*0040*/ LDS R3, [UR14+0x28000] ;
-        /*0050*/ LDS R3, [UR14+0x28020] ;
-        /*0060*/ EXIT ;
+        /*0050*/ LDS R3, [UR14+0x28008] ;
+        /*0060*/ STS.128 [R5+UR4+0x27ff8], R8 ;
+        /*0070*/ STS.64 [R5+UR4+0x27ff8], R8 ;
+        /*0080*/ LDS R3, [UR14+0x28014] ;
+        /*0090*/ LDS.U8 R3, [R14+0x28014] ;
+        /*00a0*/ EXIT ;
 """
 """The next tile's number in the place of a barrier that nobody uses, as Triton put it."""
 TURN = """
@@ -203,7 +207,12 @@ def test_stale_registers_are_found() -> None:
 
 
 def test_barriers_with_numbers_in_them_are_found() -> None:
-    assert repurposed(read(SHARED_WITH_A_BARRIER)) == ["@P0 STS [UR14+0x28000], R0", "LDS R3, [UR14+0x28000]"]
+    assert repurposed(read(SHARED_WITH_A_BARRIER)) == [
+        "@P0 STS [UR14+0x28000], R0",
+        "LDS R3, [UR14+0x28000]",
+        "STS.128 [R5+UR4+0x27ff8], R8",
+        "LDS R3, [UR14+0x28014]",
+    ]
 
 
 def test_haste_is_found() -> None:

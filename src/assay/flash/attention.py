@@ -84,7 +84,8 @@ def flash_attention(  # type: ignore[misc]
     """
     plain = (
         window is None and softcap is None and alibi_slopes is None and sinks is None and rotary is None
-        and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse and not fp8
+        and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse
+        and (fp8 is None or fp8 is False)
     )  # fmt: skip
     flags = type(return_lse) is type(deterministic) is type(batch_invariant) is type(allow_tf32) is bool
     plain = plain and batch_invariant is False
@@ -132,7 +133,7 @@ def flash_attention(  # type: ignore[misc]
         batch_invariant=batch_invariant,
         allow_tf32=allow_tf32,
         numerics=numerics,
-        fp8=None if fp8 is None or fp8 is False else eight_bits.check_inputs(fp8, q, k, v),
+        fp8=None if fp8 is None or fp8 is False else eight_bits.check_inputs(fp8, q, k, v, sinks, bias),
     )
     return (out, lse) if return_lse else out
 
@@ -198,6 +199,8 @@ def attend(
     seed = _seed(dropout_seed, q.device) if dropout_p > 0 else None
     dtype = q.dtype
     if fp8 is not None:
+        if batch_invariant:
+            eight_bits.check_alone(fp8, cu_seqlens_q)
         if eight_bits.takes(q, k, scale, (bias, slopes, cu_seqlens_q, seed, numerics)):
             out, lse = eight_bits.attention_fp8(q, k, v, sinks, scale, left, right, softcap, fp8.encoded())
             return out, lse

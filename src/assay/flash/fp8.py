@@ -2,7 +2,7 @@
 
 A number x is kept as an 8-bit float and a scale that it shares with others: x ≈ scale · value. Scales are powers of
 two, so that nothing but the cast to 8 bits rounds: a floating-point format loses no precision by it, and what was
-quantised is a bf16 number again.
+quantised is a bf16 number again. Infinities and NaN are NaN, as E4M3 has no infinity, and do not count for a scale.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from assay.flash.checks import check_flag
 from assay.flash.library import operator
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -33,7 +34,8 @@ class FP8:
     format: str = "e4m3"
     """e4m3: 3 bits of mantissa, up to 448. e5m2: 2 bits, up to 57344."""
     scaling: str = "block"
-    """What shares a scale: a "tensor", a "head" of a sequence, or a "block" of 128 of its rows or keys."""
+    """What shares a scale: a "tensor", a "head" of it, or a "block" of 128 of its rows or keys. Packed sequences lie in
+    one head, one after the other: a block may have rows of two."""
     rotate: bool = True
     """Rotate Q and K by one orthogonal matrix, a Hadamard matrix with random signs: scores stay what they are, and an
     outlier is spread over its whole row."""
@@ -42,7 +44,7 @@ class FP8:
     numbers of one sign come out too small. None: where D_v is at most 128; beyond, it doubles the time."""
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
+        if not isinstance(self.format, str) or self.format not in FORMATS:
             raise ValueError(f"FP8: format must be one of {', '.join(FORMATS)}, got {self.format!r}.")
         if self.scaling not in SCALINGS:
             raise ValueError(f"FP8: scaling must be one of {', '.join(SCALINGS)}, got {self.scaling!r}.")
@@ -90,16 +92,22 @@ def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False) -> Quan
         fp8: Format and scaling; its `rotate` is not looked at, since V is not rotated.
         rotate: By the matrix of `rotation`. Q and K rotated alike have the scores that they had.
     """
-    fp8 = check_fp8(True if fp8 is None else fp8)
-    if x.dim() != 4 or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+    if fp8 is not None and not isinstance(fp8, FP8):
+        raise ValueError(f"fp8 must be None or an FP8(format=…, scaling=…), got {fp8!r}.")
+    check_flag("rotate", rotate)
+    dense = isinstance(x, Tensor) and x.layout is torch.strided
+    if not dense or x.dim() != 4 or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        got = f"{x.layout} {x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(type(x))
         raise ValueError(
-            f"What is quantised must be bfloat16, float16 or float32 of shape (batch, heads, length, D), "
-            f"got {x.dtype} {tuple(x.shape)}."
+            f"What is quantised must be a dense tensor, bfloat16, float16 or float32, of shape "
+            f"(batch, heads, length, D), got {got}."
         )
+    fp8 = FP8() if fp8 is None else fp8
     if x.is_cuda:
         quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate)
         return quantized
-    return _quantize_plainly(x, fp8, rotate)
+    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # a rotation in 16 bits would round
+        return _quantize_plainly(x, fp8, rotate)
 
 
 def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool) -> Quantized:
@@ -109,11 +117,12 @@ def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool) -> Quantized:
     wide = torch.nn.functional.pad(x.float(), (0, room(dim) - dim))
     if rotate:
         wide = wide @ rotation(room(dim)).to(x.device)
-    whole = torch.nn.functional.pad(wide, (0, 0, 0, blocks * BLOCK - rows))
+    finite = wide.isfinite()
+    whole = torch.nn.functional.pad(wide.where(finite, 0.0), (0, 0, 0, blocks * BLOCK - rows))
     largest = whole.unflatten(2, (blocks, BLOCK)).abs().amax((3, 4)) if blocks else whole.new_empty(*x.shape[:2], 0)
     scales = shared_scales(power_of_two_scales(largest, fp8.dtype), fp8.scaling)
     by_row = scales.repeat_interleave(BLOCK, 2)[:, :, :rows, None]
-    return Quantized((wide / by_row).to(fp8.dtype), scales)
+    return Quantized((wide / by_row).where(finite, torch.nan).to(fp8.dtype), scales)
 
 
 def power_of_two_scales(largest: Tensor, dtype: torch.dtype) -> Tensor:
@@ -142,7 +151,8 @@ def hadamard(dim: int) -> Tensor:
 
 def signs(dim: int) -> Tensor:
     """(D,) of ±1: random, the same ones every time."""
-    return torch.tensor([1.0 if _SIGNS >> (255 - i % 256) & 1 else -1.0 for i in range(dim)], device="cpu")
+    drawn = [1.0 if _SIGNS >> (255 - i % 256) & 1 else -1.0 for i in range(dim)]
+    return torch.tensor(drawn, dtype=torch.float32, device="cpu")
 
 
 def rotation(dim: int) -> Tensor:
@@ -164,15 +174,26 @@ def check_fp8(fp8: object) -> FP8:
     return fp8
 
 
-def check_inputs(fp8: object, q: Tensor, k: Tensor, v: Tensor) -> FP8:
-    """How these are to be quantised. FP8 has no gradient, and FP64 no use for it."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+def check_inputs(fp8: object, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> FP8:
+    """How q, k and v are to be quantised. FP8 has no gradient, and FP64 no use for it."""
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (q, k, v, *others)):
         raise ValueError(
-            "fp8 has no gradient, and q, k or v require one. Call it within torch.no_grad(), or detach them."
+            "fp8 has no gradient, and q, k, v, sinks or bias require one. Call it within torch.no_grad(), or detach "
+            "them."
         )
     if q.dtype == torch.float64:
         raise ValueError("fp8 takes bfloat16, float16 and float32, got torch.float64. Cast the inputs with .to.")
     return check_fp8(fp8)
+
+
+def check_alone(fp8: FP8, cu_seqlens: Tensor | None) -> None:
+    """Whether no sequence shares a scale with another: else its bits would depend on it."""
+    if fp8.scaling == "tensor" or cu_seqlens is not None:
+        what = "packed sequences" if cu_seqlens is not None else 'FP8(scaling="tensor")'
+        raise ValueError(
+            f"batch_invariant with fp8 takes no scale that sequences share, got {what}. "
+            'Give a batch, with a scaling of "head" or "block".'
+        )
 
 
 def rounded(q: Tensor, k: Tensor, v: Tensor, fp8: FP8) -> tuple[Tensor, Tensor, Tensor]:

@@ -351,7 +351,7 @@ def attention_backward_kv_large(
     dv_strides, room, gradient_scale, counter, places, span, scores, batches, kv_heads, group,
     DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr,
 ):  # fmt: skip
-    """Grid: as many CTAs as run at once. `counter` is 0 at the start; `places` is None, or see `blocks_of`.
+    """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`.
 
     `lse_tiles` and `delta_tiles` are 64 numbers of the (B·H·room) that `attention_prepare_backward` fills, in one line.
     """

@@ -333,7 +333,7 @@ def attention_backward_q_hopper(
     DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
 ):  # fmt: skip
-    """Grid: as many CTAs as run at once. `counter` is 0 at the start; `places` is None, or see `blocks_of`.
+    """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`.
 
     `log2_lse` and `delta` are (B·H, room), see `attention_prepare_backward`. LARGE: heads that fill the registers.
     """

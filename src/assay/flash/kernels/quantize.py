@@ -1,10 +1,19 @@
 """To 8 bits in one reading: rotation, the largest number of a block, its scale, the cast; V also transposed."""
 
-# mypy: disable-error-code="untyped-decorator, assignment, misc, unreachable"
+# mypy: disable-error-code="untyped-decorator, assignment, misc, unreachable, var-annotated"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+INFINITE = tl.constexpr(0x7F800000)
+"""The bits of infinity in FP32: of other numbers' sizes, only NaN's are larger."""
+
+
+@triton.jit
+def size_of(x: tl.tensor) -> tl.tensor:
+    """The bits of |x| in FP32, which are ordered as the numbers are."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -82,15 +91,23 @@ def quantize_block(
     if GIVEN:
         scale = tl.load(scales)
     else:
-        largest = tl.abs(parts[0].to(tl.float32))
+        sizes = size_of(parts[0])
         for i in tl.static_range(1, PARTS):
-            largest = tl.maximum(largest, tl.abs(parts[i]))
-        largest = tl.max(tl.max(largest, 1), 0)
+            sizes = tl.maximum(sizes, size_of(parts[i]))
+        largest = tl.max(tl.max(sizes, 1), 0)
+        if largest >= INFINITE:  # what is not finite does not count
+            largest = 0
+            for i in tl.static_range(PARTS):
+                sizes = size_of(parts[i])
+                largest = tl.maximum(largest, tl.max(tl.max(tl.where(sizes < INFINITE, sizes, 0), 1), 0))
+        largest = largest.to(tl.float32, bitcast=True)
         scale = power_of_two(tl.maximum(tl.div_rn(largest, LARGEST), SMALLEST))
         tl.store(scales, scale)
     if out is not None:
         for i in tl.static_range(PARTS):
-            values = (parts[i].to(tl.float32) * (1.0 / scale)).to(out.dtype.element_ty)
+            wide = parts[i].to(tl.float32)
+            nothing = wide - wide  # but of infinities NaN: a cast would make them the largest number
+            values = (wide * (1.0 / scale) + nothing).to(out.dtype.element_ty)
             if TRANSPOSED:
                 place = out + line.to(tl.int64) * BLOCK_DIM * tl.num_programs(0) * ROWS
                 place += tl.arange(0, WIDTH)[:, None].to(tl.int64) * (tl.num_programs(0) * ROWS)
