@@ -41,12 +41,12 @@ TOKENS, HIDDEN = 16384, 2048
 Work = Callable[[], object]
 
 
-def draw(length: int, dim: int, kv_heads: int | None = None, sets: int = 3) -> list[list[torch.Tensor]]:
+def draw(
+    length: int, dim: int, kv_heads: int | None = None, sets: int = 3, dtype: torch.dtype = torch.bfloat16
+) -> list[list[torch.Tensor]]:
     heads, batch = HIDDEN // dim, max(1, TOKENS // length)
     shapes = [(batch, heads, length, dim)] + 2 * [(batch, kv_heads or heads, length, dim)]
-    return [
-        [torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes] for _ in range(sets)
-    ]
+    return [[torch.randn(s, device="cuda", dtype=dtype, requires_grad=True) for s in shapes] for _ in range(sets)]
 
 
 def captured(make: Callable[[], list[Work]]) -> Work:

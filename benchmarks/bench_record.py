@@ -4,7 +4,7 @@ bf16, 16,384 tokens, hidden size 2048. Forward, backward, and both together, ove
 other kinds of calls (ragged lengths, GQA, strided views, windows, packed batches) beside cuDNN where it can do them,
 and beside our own plain kernel; the deterministic backward; FP8. All contenders take turns, round by round, in an
 order in which each follows each other, and an 8192³ matrix product with them. Random data, every set of inputs larger
-than the L2 cache, medians, clocks as found. Calls are captured in CUDA graphs; `--eager` also times them from Python,
+than the L2 cache, medians, clocks as found. Calls are captured in CUDA graphs; `--eager` also times some from Python,
 one by one.
 
 Before ours is timed its results are held against cuDNN's: a kernel that is fast and wrong has no figure. Kinds that
@@ -51,6 +51,9 @@ from benchmarks.record import (
     CUDNN,
     FA2,
     FLEX,
+    FP8,
+    FP8_KERNEL,
+    FP16,
     GROUP,
     OURS,
     PARTS,
@@ -61,6 +64,7 @@ from benchmarks.record import (
     Record,
     cases,
     judged,
+    takes_eager,
     takes_flex,
 )
 
@@ -68,7 +72,7 @@ Attention = Callable[..., torch.Tensor]
 Inputs = list[torch.Tensor]
 """Q, K and V."""
 DEVICE = torch.device("cuda")
-FP8: dict[str, Any] = {"fp8": True}
+EIGHT_BITS: dict[str, Any] = {"fp8": True}
 """How `flash_attention` is asked for FP8."""
 SAMPLE_SECONDS = 0.01
 """Replays of a graph for one sample take about so long; one replay at least."""
@@ -95,8 +99,8 @@ def ours(case: Case) -> Attention:
         how["cu_seqlens_q"] = ends
     if case.kind == "deterministic":
         how["deterministic"] = True
-    if case.kind == "FP8":
-        how |= FP8
+    if case.kind == FP8:
+        how |= EIGHT_BITS
     return partial(flash_attention, **how)
 
 
@@ -107,6 +111,7 @@ def inputs(case: Case) -> list[Inputs]:
         case.dim,
         kv_heads=HIDDEN // case.dim // GROUP if case.kind == "GQA" else None,
         sets=2 if case.length >= 8192 else 3,
+        dtype=torch.float16 if case.kind == FP16 else torch.bfloat16,
     )
     return [[_strided(x) for x in each] for each in sets] if case.kind == "strided" else sets
 
@@ -119,8 +124,9 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
 def contenders(case: Case, flex: bool) -> list[Contender]:
     """Ours first."""
     sets = inputs(case)
-    found = [Contender(OURS, ours(case), sets)]
-    if not case.window and not case.packed and case.kind != "FP8":
+    eight_bits = case.kind in (FP8, FP8_KERNEL)
+    found = [Contender(OURS, fp8_kernel(case, sets) if case.kind == FP8_KERNEL else ours(case), sets)]
+    if not case.window and not case.packed and not eight_bits:
         found.append(Contender(CUDNN, peer(SDPBackend.CUDNN_ATTENTION, case.causal), sets))
     if case.kind == "plain":
         found.append(Contender(FA2, peer(SDPBackend.FLASH_ATTENTION, case.causal), sets))
@@ -130,6 +136,23 @@ def contenders(case: Case, flex: bool) -> list[Contender]:
     if twin is not None:
         found.append(Contender(PLAIN, ours(twin), inputs(twin)))
     return found
+
+
+def fp8_kernel(case: Case, sets: list[Inputs]) -> Attention:
+    """Ours on inputs that were quantised before; which, their address tells."""
+    from assay.flash import fp8_launch
+    from assay.flash.fp8 import FP8 as How
+
+    how, scale = How(), case.dim**-0.5
+    ready = {q.data_ptr(): fp8_launch.quantize_all(q.detach(), k.detach(), v.detach(), scale, how) for q, k, v in sets}
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        right = 0 if case.causal else None
+        fp8_launch.attend(ready[q.data_ptr()], out, lse, None, scale, None, right, None, how.two_level)
+        return out
+
+    return call
 
 
 def flex_attention(length: int, causal: bool) -> Attention:
@@ -304,7 +327,7 @@ def fp8_rmse() -> float:
 
     q, k, v = one(), one(), one()
     exact = torch.softmax(q.double() @ k.double().mT * q.shape[3] ** -0.5, -1) @ v.double()
-    return float((flash_attention(q, k, v, **FP8) - exact).square().mean().sqrt())
+    return float((flash_attention(q, k, v, **EIGHT_BITS) - exact).square().mean().sqrt())
 
 
 def compile_first(wanted: Sequence[Case], jobs: int, flex: bool) -> None:
@@ -320,9 +343,10 @@ def compile_first(wanted: Sequence[Case], jobs: int, flex: bool) -> None:
 def _compile(case: Case, who: str) -> None:
     """Whatever goes wrong shows again, with its reason, where it is measured."""
     try:
-        each = inputs(case)[0]
+        first = contenders(case, flex=False)[0]
+        each = first.sets[0]
         backward = any(part != "forward" for part in case.parts) or who == FLEX
-        call = flex_attention(case.length, case.causal) if who == FLEX else ours(case)
+        call = flex_attention(case.length, case.causal) if who == FLEX else first.call
         out = call(*(each if backward else [x.detach() for x in each]))
         if backward:
             torch.autograd.grad(out, each, torch.ones_like(out))
@@ -333,7 +357,7 @@ def _compile(case: Case, who: str) -> None:
 
 def has_fp8() -> bool:
     """Whether this `flash_attention` has FP8."""
-    return all(name in inspect.signature(flash_attention).parameters for name in FP8)
+    return all(name in inspect.signature(flash_attention).parameters for name in EIGHT_BITS)
 
 
 def show_goals(record: Record) -> bool:
@@ -351,7 +375,7 @@ def run(record: Record, wanted: Sequence[Case], arguments: argparse.Namespace) -
     for case in wanted:
         everyone = contenders(case, arguments.flex)
         for part in case.parts:
-            point = measure(case, part, everyone, rounds=arguments.rounds, eager=arguments.eager)
+            point = measure(case, part, everyone, rounds=arguments.rounds, eager=arguments.eager and takes_eager(case))
             record.points.append(point)
             print(line_of(point), flush=True)
             let_go(DEVICE)
@@ -366,7 +390,9 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all; with --quick forward, backward")
     parser.add_argument("--quick", action="store_true", help="few shapes")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too; seconds of compiling for each shape")
-    parser.add_argument("--eager", action="store_true", help="also time calls from Python, without a graph")
+    parser.add_argument(
+        "--eager", action="store_true", help="also time calls from Python, without a graph: plain, N 1024 and 8192"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="samples of each; their median counts")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the record there")
@@ -386,7 +412,7 @@ def main(words: Sequence[str] | None = None) -> None:
     wanted = cases(arguments.parts, quick=arguments.quick)
     if "fp8" in arguments.parts and not has_fp8():
         print("flash_attention takes no fp8 here: FP8 is not measured.")
-        wanted = [case for case in wanted if case.kind != "FP8"]
+        wanted = [case for case in wanted if case.kind not in (FP8, FP8_KERNEL)]
     if not wanted:
         return
     compile_first(wanted, arguments.jobs, arguments.flex)
@@ -398,7 +424,7 @@ def main(words: Sequence[str] | None = None) -> None:
         f"{versions['device']}, torch {versions['torch']}, Triton {versions['triton']}, cuDNN {versions['cudnn']}, bf16"
     )
     run(record, wanted, arguments)
-    if any(case.kind == "FP8" for case in wanted):
+    if any(case.kind == FP8 for case in wanted):
         record.fp8_rmse = fp8_rmse()
     if arguments.json is not None:
         record.write(arguments.json)

@@ -24,6 +24,9 @@ OURS, CUDNN, FA2, FLEX, PLAIN = "assay", "cuDNN", "FA2", "FlexAttention", "plain
 DIMS, LENGTHS = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)
 KINDS = ("ragged", "GQA", "strided", "window", "packed")
 """Other than plain; each is held against its plain twin."""
+FP16 = "FP16"
+FP8, FP8_KERNEL = "FP8", "FP8 kernel"
+"""From bf16 inputs, which are quantised on the way; and from inputs that were quantised before."""
 GROUP = 4
 """Query heads to one of K and V."""
 _PRODUCTS: dict[Part, int] = {"forward": 2, "backward": 5, "both": 7}
@@ -86,7 +89,7 @@ class Case:
             length, causal = 2 * self.window, True
         elif self.kind == "packed":
             length = self.packed[0] if len(set(self.packed)) == 1 else 4096
-        elif self.kind not in (*KINDS, "FP8"):
+        elif self.kind not in (*KINDS, FP8, FP8_KERNEL):
             return None
         return Case(dim=self.dim, length=length, causal=causal, parts=self.parts)
 
@@ -112,9 +115,15 @@ def cases(wanted: Sequence[str], *, quick: bool = False) -> list[Case]:
             kinds = _kinds(dim)
             found += [next(case for case in kinds if case.kind == kind) for kind in KINDS] if quick else kinds
         found += list(_deterministic((128,) if quick else DIMS, (4096,) if quick else (1024, 4096, 16384)))
+        found += [
+            Case(kind=FP16, dim=dim, length=4096, causal=causal, parts=("forward", "backward"))
+            for dim in ((128,) if quick else DIMS)
+            for causal in (False, True)
+        ]
     if "fp8" in wanted:
         found += [
-            Case(kind="FP8", dim=dim, length=length, causal=causal, parts=("forward",))
+            Case(kind=kind, dim=dim, length=length, causal=causal, parts=("forward",))
+            for kind in (FP8, FP8_KERNEL)
             for dim in (128, 256)
             for length in ((8192,) if quick else (8192, 16384))
             for causal in (False, True)
@@ -159,6 +168,11 @@ def _deterministic(dims: Sequence[int], lengths: Sequence[int]) -> Iterator[Case
 def takes_flex(case: Case) -> bool:
     """FlexAttention is compiled for every shape, which takes seconds: so for few."""
     return case.kind == "plain" and case.length in (2048, 8192)
+
+
+def takes_eager(case: Case) -> bool:
+    """Calls from Python tell of the host, which is the same for all lengths: so for a short one and a long one."""
+    return case.kind == "plain" and case.length in (1024, 8192)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,8 +340,13 @@ GOALS: tuple[Goal, ...] = (
     Goal("deterministic backward over cuDNN's plain, least", 0.85, _over("backward", CUDNN, "deterministic")),
     Goal("deterministic backward, the same bits again", 1.0, _same_bits),
     Goal("forward + backward over cuDNN, mean", 1.15, _over("both", CUDNN), mean=True),
-    Goal("FP8 forward D 128 over bf16, least", 1.5, _over("forward", PLAIN, "FP8", dims=(128,))),
-    Goal("FP8 forward D 256 over bf16, least", 1.5, _over("forward", PLAIN, "FP8", dims=(256,))),
+    Goal("FP16 forward over cuDNN, least", 1.0, _over("forward", CUDNN, FP16)),
+    Goal("FP16 backward over cuDNN, least", 1.0, _over("backward", CUDNN, FP16)),
+    *(
+        Goal(f"{kind}, D {dim} over bf16, least", 1.5, _over("forward", PLAIN, kind, dims=[dim]))
+        for kind in (FP8, FP8_KERNEL)
+        for dim in (128, 256)
+    ),
     Goal(
         "FP8 RMSE on inputs with outliers",
         9.1e-3,

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from benchmarks.record import CUDNN, FA2, FLEX, OURS, PARTS, PLAIN, Case, Part, Point, Record, cases, takes_flex
+from benchmarks.record import (
+    CUDNN,
+    FA2,
+    FLEX,
+    FP8,
+    FP8_KERNEL,
+    OURS,
+    PARTS,
+    PLAIN,
+    Case,
+    Part,
+    Point,
+    Record,
+    cases,
+    takes_flex,
+)
 
 ENVIRONMENT = {"device": "Made-up GPU", "torch": "2.11.0", "triton": "3.6.0", "cudnn": 91900}
 
@@ -35,7 +50,7 @@ def record(factor: float = 1.2) -> Record:
             rates = {OURS: factor * theirs, CUDNN: theirs}
             if case.kind == "plain":
                 rates |= {FA2: 0.55 * theirs, **({FLEX: 0.75 * theirs} if takes_flex(case) else {})}
-            elif case.kind == "FP8":
+            elif case.kind in (FP8, FP8_KERNEL):
                 rates = {OURS: 1.6 * theirs, PLAIN: theirs}
             elif case.twin is not None:
                 rates |= {PLAIN: factor * theirs}

@@ -14,14 +14,29 @@ from torch.nn.attention import SDPBackend
 from assay import flash_attention
 from assay.bench.timing import host_clock
 from benchmarks import bench_record
-from benchmarks.record import CUDNN, FA2, OURS, PLAIN, Case, Part, Point
+from benchmarks.record import (
+    CUDNN,
+    FA2,
+    FP8_KERNEL,
+    FP16,
+    OURS,
+    PARTS,
+    PLAIN,
+    Case,
+    Part,
+    Point,
+    cases,
+    takes_eager,
+)
 
 BOTH: tuple[Part, ...] = ("forward", "backward")
 
 
-def draw(length: int, dim: int, kv_heads: int | None = None, sets: int = 3) -> list[list[torch.Tensor]]:
+def draw(
+    length: int, dim: int, kv_heads: int | None = None, sets: int = 3, dtype: torch.dtype = torch.bfloat16
+) -> list[list[torch.Tensor]]:
     shapes = [(1, 4, length, dim)] + 2 * [(1, 1 if kv_heads else 4, length, dim)]
-    return [[torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes] for _ in range(sets)]
+    return [[torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes] for _ in range(sets)]
 
 
 def peer(backend: SDPBackend, causal: bool) -> Callable[..., torch.Tensor]:
@@ -85,6 +100,41 @@ def test_strided_views_are_strided() -> None:
     assert q.shape == (1, 4, 64, 16)
     assert not q.is_contiguous()
     assert q.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("part", BOTH)
+def test_fp16_beside_cudnn(part: Part) -> None:
+    case = case_of(FP16)
+    assert {x.dtype for each in bench_record.inputs(case) for x in each} == {torch.float16}
+    assert set(measured(case, part).ms) == {OURS, CUDNN}
+
+
+def test_inputs_that_were_quantised_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set has its own, and they are quantised once."""
+    made: list[tuple[torch.Tensor, ...]] = []
+    attended = []
+
+    def quantize_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fp8: object) -> int:
+        made.append((q, k, v))
+        return len(made) - 1
+
+    def attend(number: int, out: torch.Tensor, *_: object) -> None:
+        attended.append(number)
+        out.zero_()
+
+    launch = pytest.importorskip("assay.flash.fp8_launch")
+    monkeypatch.setattr(launch, "quantize_all", quantize_all)
+    monkeypatch.setattr(launch, "attend", attend)
+    point = measured(case_of(FP8_KERNEL, ("forward",)), "forward")
+    assert set(point.ms) == {OURS, PLAIN}
+    assert len(made) == 3
+    assert attended[:3] == [0, 1, 2]
+    assert not any(x.requires_grad for each in made for x in each)
+
+
+def test_few_are_timed_from_python() -> None:
+    eager = [case for case in cases(PARTS) if takes_eager(case)]
+    assert {(case.kind, case.length) for case in eager} == {("plain", 1024), ("plain", 8192)}
 
 
 def test_deterministic_looks_at_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:

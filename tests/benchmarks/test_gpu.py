@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.bench_record import contenders, measure
-from benchmarks.record import FA2, OURS, PLAIN, Case, Part
+from benchmarks.record import CUDNN, FA2, FP8_KERNEL, FP16, OURS, PLAIN, Case, Part
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,3 +26,10 @@ def test_packed_beside_its_twin(part: Part) -> None:
     case = Case(kind="packed", dim=64, length=16384, causal=True, packed=16 * (1024,), parts=(part,))
     point = measure(case, part, contenders(case, flex=False), rounds=2, eager=False)
     assert set(point.ms) == {OURS, PLAIN}, point.missing
+
+
+@pytest.mark.parametrize(("kind", "everybody"), [(FP16, {OURS, CUDNN}), (FP8_KERNEL, {OURS, PLAIN})])
+def test_other_formats(kind: str, everybody: set[str]) -> None:
+    case = Case(kind=kind, dim=128, length=4096, causal=True, parts=("forward",))
+    point = measure(case, "forward", contenders(case, flex=False), rounds=2, eager=False)
+    assert set(point.ms) == everybody, point.missing

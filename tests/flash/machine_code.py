@@ -243,7 +243,7 @@ def repurposed(code: Code) -> list[str]:
     the constant in an address (single bytes are Triton's own, beside registers of another kind).
     """
     offset = re.compile(r"\[[^]]*\+0x([0-9a-f]+)\]")
-    places = [(text, int(found[1], 16)) for text in code.instructions if (found := offset.search(text))]
+    places = [(text, int(at[1], 16)) for text in code.instructions if (at := offset.search(text))]
     made = {place for text, place in places if "SYNCS.EXCH" in text}
     found = []
     for text, place in places:

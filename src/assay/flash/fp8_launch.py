@@ -16,6 +16,8 @@ from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned
 
 _LOG2_E = 1.4426950408889634
+All = tuple[Quantized, Quantized, Quantized]
+"""Q and K of `quantize`, V of `quantize_values`."""
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
@@ -90,32 +92,39 @@ def forward(
     """Output in q's dtype and LSE, on Hopper."""
     out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    quantised_q = quantize(-q if scale < 0 else q, fp8, fp8.rotate)
-    quantised = quantised_q, quantize(k, fp8, fp8.rotate), quantize_values(v, fp8)
-    span = Span(q.shape[2], k.shape[2], left, right, None, None, None)
-    unit = abs(scale) * _LOG2_E if softcap is None else abs(scale) / softcap
-    cap = None if softcap is None else softcap * _LOG2_E
-    scores = Scores(unit, cap, None, None, None, None, None, None, None)
-    two_level = v.shape[3] <= _LARGEST_PRODUCT if fp8.two_level is None else fp8.two_level
-    attend(quantised, out, lse, sinks, span, scores, two_level)
+    quantised = quantize_all(q, k, v, scale, fp8)
+    attend(quantised, out, lse, sinks, abs(scale), left, right, softcap, fp8.two_level)
     return out, lse
 
 
+def quantize_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fp8: FP8) -> All:
+    """As `attend` takes them; a negative scale's sign goes into Q."""
+    turned = -q if scale < 0 else q
+    return quantize(turned, fp8, fp8.rotate), quantize(k, fp8, fp8.rotate), quantize_values(v, fp8)
+
+
 def attend(
-    quantised: tuple[Quantized, Quantized, Quantized],
+    quantised: All,
     out: torch.Tensor,
     lse: torch.Tensor,
     sinks: torch.Tensor | None,
-    span: Span,
-    scores: Scores,
-    two_level: bool,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    two_level: bool | None,
 ) -> None:
-    """Fill `out` and `lse`, from K and Q of `quantize` and V of `quantize_values`.
+    """Fill `out` and `lse`.
 
     Two levels of sums at D_v 256 take two turns, each over half of V's dimensions.
     """
     q, k, v = quantised
     value_dim, step = out.shape[3], v.values.shape[2]
+    span = Span(q.values.shape[2], k.values.shape[2], left, right, None, None, None)
+    unit = scale * _LOG2_E if softcap is None else scale / softcap
+    scores = Scores(unit, None if softcap is None else softcap * _LOG2_E, *7 * (None,))
+    if two_level is None:
+        two_level = value_dim <= _LARGEST_PRODUCT
     if two_level:
         step = min(step, _LARGEST_PRODUCT)
     scales = Scales(q.scales, k.scales, v.scales, v.scales.amax(2), q.scales.shape[2], k.scales.shape[2])
