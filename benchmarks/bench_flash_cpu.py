@@ -1,7 +1,8 @@
 """`flash_attention` and the drop-in beside SDPA on the CPU, in turns; the median of the rounds' ratios.
 
 The order turns from round to round; a round of short calls is several of them. Run it as `bench_flash.py cpu` or by
-itself. Exits with 1 if the goal is missed; lines in brackets have no goal, as they say.
+itself, with words if only lines that have one of them are wanted. Exits with 1 if the goal is missed; lines in brackets
+have no goal, as they say.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Shape:
 
     name: str
     length: int
+    batch: int = 1
     causal: bool = True
     kv_heads: int = HEADS
     dims: tuple[int, int] = (64, 64)
@@ -58,6 +60,16 @@ def shapes() -> Iterator[Shape]:
         yield Shape(name="D 64, V 32", length=length, dims=(64, 32))
         yield Shape(name="D 128, V 64, full", length=length, dims=(128, 64), causal=False)
         yield Shape(name="dropout, full", length=length, causal=False, dropout=0.1)
+    # Many heads: more scores than a cache holds.
+    for batch, length, causal in ((2, 512, True), (8, 384, False), (4, 512, True), (16, 512, False), (4, 1024, True)):
+        mask = "" if causal else ", full"
+        yield Shape(name=f"D 128, V 64{mask} × {batch}", length=length, dims=(128, 64), causal=causal, batch=batch)
+    for batch, length in ((16, 300), (4, 1024)):
+        name = f"bias with gradient × {batch}"
+        yield Shape(name=name, length=length, causal=False, bias="trained bias", batch=batch)
+    for batch, length, causal in ((16, 512, False), (4, 1024, False), (4, 1024, True)):
+        mask = "" if causal else ", full"
+        yield Shape(name=f"dropout{mask} × {batch}", length=length, causal=causal, dropout=0.1, batch=batch)
     # Seeded, the mask is the one that CUDA makes, for which SDPA has no name.
     yield Shape(name="(seeded dropout)", length=1024, dropout=0.1, ours={"dropout_seed": 1})
     yield Shape(name="(seeded dropout, full)", length=1024, dropout=0.1, ours={"dropout_seed": 1}, causal=False)
@@ -67,12 +79,12 @@ def shapes() -> Iterator[Shape]:
     yield Shape(name="(one query, causal)", length=256, queries=1)
 
 
-def bench_cpu(rounds: int) -> bool:
+def bench_cpu(rounds: int, *words: str) -> bool:
     good = True
     print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     print("CPU, time over SDPA's: flash_attention, the drop-in (forward); flash_attention, the drop-in (and backward)")
     for dtype in (torch.float32, torch.bfloat16):
-        for shape in shapes():
+        for shape in (each for each in shapes() if not words or any(word in each.name for word in words)):
             ratios = [ratio for backward in (False, True) for ratio in _ratios(shape, dtype, backward, rounds)]
             fine = max(ratios) <= CPU_GOAL or shape.name.startswith("(")
             good &= fine
@@ -84,7 +96,7 @@ def bench_cpu(rounds: int) -> bool:
 
 def _ratios(shape: Shape, dtype: torch.dtype, backward: bool, rounds: int) -> list[float]:
     calls, leaves, dout = _calls(shape, dtype, backward)
-    repeats = max(1, 2**18 // (shape.length * (shape.queries or shape.length)) // 4)
+    repeats = max(1, 2**18 // (shape.batch * shape.length * (shape.queries or shape.length)) // 4)
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 1):
         for call, found in list(zip(calls, times, strict=True))[:: 1 if turn % 2 else -1]:
@@ -101,7 +113,7 @@ def _ratios(shape: Shape, dtype: torch.dtype, backward: bool, rounds: int) -> li
 def _calls(shape: Shape, dtype: torch.dtype, backward: bool) -> tuple[list[Call], list[torch.Tensor], torch.Tensor]:
     dim, of_v = shape.dims
     sizes = ((HEADS, dim), (shape.kv_heads, dim), (shape.kv_heads, of_v))
-    q, k, v = (torch.randn(1, n, shape.length, d, dtype=dtype, requires_grad=backward) for n, d in sizes)
+    q, k, v = (torch.randn(shape.batch, n, shape.length, d, dtype=dtype, requires_grad=backward) for n, d in sizes)
     if shape.queries is not None:
         q = q.detach()[:, :, -shape.queries :].clone().requires_grad_(backward)
     leaves, square, bias = [q, k, v], (q.shape[2], shape.length), None
@@ -123,10 +135,10 @@ def _calls(shape: Shape, dtype: torch.dtype, backward: bool) -> tuple[list[Call]
             lambda: F.scaled_dot_product_attention(q, k, v, **theirs),
         ],
         leaves,
-        torch.randn(1, HEADS, q.shape[2], of_v, dtype=dtype),
+        torch.randn(shape.batch, HEADS, q.shape[2], of_v, dtype=dtype),
     )
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    sys.exit(0 if bench_cpu(21) else 1)
+    sys.exit(0 if bench_cpu(21, *sys.argv[1:]) else 1)

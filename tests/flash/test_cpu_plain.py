@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -64,9 +65,21 @@ def test_dropout_of_the_drop_in_is_torchs(causal: bool, monkeypatch: pytest.Monk
         results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
     for x, y in zip(*results, strict=True):
         assert torch.equal(x, y)
-    monkeypatch.setattr(cpu_plain, "MANY_SCORES", 0)
+    monkeypatch.setattr(cpu_plain, "DROPPED_SCORES", 0)
     torch.manual_seed(5)
     assert not torch.equal(scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=causal), results[0][0])
+
+
+@pytest.mark.parametrize("call", [flash_attention, scaled_dot_product_attention])
+@pytest.mark.parametrize("name", ["dropout_p", "scale"])
+def test_several_numbers_are_refused(call: Callable[..., torch.Tensor], name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a number"):
+        call(*qkv(), **{name: torch.tensor([0.1, 0.2])})
+
+
+def test_several_softcaps_are_refused() -> None:
+    with pytest.raises(ValueError, match="softcap must be a number"):
+        flash_attention(*qkv(), softcap=torch.tensor([1.0, 2.0]))
 
 
 def test_a_seed_makes_the_mask_that_cuda_makes() -> None:
@@ -161,7 +174,20 @@ def test_a_batch_does_not_change_its_members_if_asked(how: dict[str, Any], monke
 def test_long_calls_write_no_scores_out() -> None:
     q, k, v = (torch.empty(1, 4, 2048, dim) for dim in (64, 64, 32))
     assert not cpu_plain.takes_short(q, k, v, None)
-    assert not cpu_plain.takes_short(q, k, q, None, None, 0.1)
+    assert cpu_plain.takes_short(q, k, q, None, None, 0.1)
+    longer = torch.empty(1, 4, 4096, 64)
+    assert not cpu_plain.takes_short(longer, longer, longer, None, None, 0.1)
+
+
+def test_many_heads_of_short_sequences_are_sdpas() -> None:
+    """Two head dimensions: up to 6M scores, with any mask and dtype, where a head has few of them."""
+    for dtype in (torch.float32, torch.bfloat16):
+        q, v = (torch.empty(4, 8, 384, dim, dtype=dtype) for dim in (64, 32))
+        assert cpu_plain.takes_short(q, q, v, 0)
+        twice, of_v = (x.repeat(2, 1, 1, 1) for x in (q, v))
+        assert not cpu_plain.takes_short(twice, twice, of_v, 0)
+        q, v = (torch.empty(1, 4, 1024, dim, dtype=dtype) for dim in (64, 32))
+        assert not cpu_plain.takes_short(q, q, v, 0)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def flash_attention(  # type: ignore[misc]
     )  # fmt: skip
     flags = type(return_lse) is type(deterministic) is type(batch_invariant) is type(allow_tf32) is bool
     plain = plain and batch_invariant is False
-    if plain and flags and dropout_p == 0:
+    if plain and flags and type(dropout_p) in (float, int) and dropout_p == 0:
         out = cpu_quick.attention(q, k, v, causal, scale, bias, last_sees_all=True)
         if out is not None:
             return out
@@ -151,11 +151,11 @@ def attend_plainly(
     if q.is_cuda:
         return None
     scale = checked_scale(scale, q)
+    checks.check_number("dropout_p", dropout_p, 0, 1)
     if right is not None and bias is None:
         right, bias = cpu_plain.as_mask(q, k, right)
     if dropout_p == 0 and cpu_plain.takes(q, k, v, right, scale, bias):
         return cpu_plain.attend(q, k, v, right, scale, bias)
-    checks.check_number("dropout_p", dropout_p, 0, 1)
     if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):
         return cpu_plain.attend_short(q, k, v, right, scale, bias, dropout_p)
     return None
@@ -186,10 +186,9 @@ def attend(
     """Output and LSE of checked q, k, v, bias; keys are seen from `left` before to `right` after a query's place."""
     scale = checked_scale(scale, q)
     checks.check_number("dropout_p", dropout_p, 0, 1)
-    if softcap is not None and softcap == 0:  # flash-attention's way of saying none
-        softcap = None
     if softcap is not None:
         checks.check_number("softcap", softcap, 0, float("inf"))
+        softcap = softcap or None  # 0 is flash-attention's way of saying none
     if sinks is not None:
         sinks = checks.check_sinks(sinks, q.shape[1], q.device)
     if numerics is not None and numerics != Numerics() and not q.is_cuda:

@@ -24,6 +24,8 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 ROWS = 2048
 """Rows that a bf16 backward may take at once: summed up in bf16, a gradient loses more the more blocks it is of."""
+KEYS = 8192
+"""The same of keys, over which dQ is summed up."""
 VECTOR = 16
 """Numbers that a vector of the CPU holds at most: over fewer keys the kernel takes a row of NaN for a hidden one."""
 PADDED_SCORES = 1 << 19
@@ -102,7 +104,7 @@ def backward(call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tenso
     if repeats:
         # The kernel sums a group up in bf16, and on one thread: with a K for every query head the sum is ours.
         call = replace(call, k=_repeated(call.k, call.group), v=_repeated(call.v, call.group))
-    if call.q.dtype == torch.bfloat16 and call.q.shape[2] > ROWS:
+    if call.q.dtype == torch.bfloat16 and (call.q.shape[2] > ROWS or call.k.shape[2] > KEYS):
         grads = _by_rows(call, out, lse, dout)
     else:
         grads = _grads(call, out, lse, dout, _is_causal(call))
@@ -124,7 +126,7 @@ def _grads(
 def _by_rows(
     call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients from `ROWS` rows at a time, summed up in FP32.
+    """The gradients from `ROWS` rows and `KEYS` keys at a time, summed up in FP32.
 
     Given the LSE, the share of each part of the keys stands alone: causal rows take the keys before them whole, then
     their own square.
@@ -133,9 +135,11 @@ def _by_rows(
     dq, dk, dv = (empty_gradient(x, torch.float32).zero_() for x in (call.q, call.k, call.v))
     for first in range(0, queries, ROWS):
         rows = slice(first, min(first + ROWS, queries))
-        for of_keys, square in ((slice(0, first), False), (rows, True)) if causal else ((slice(0, keys), False),):
-            if of_keys.stop == of_keys.start:
-                continue
+        whole = first if causal else keys
+        parts = [(slice(at, min(at + KEYS, whole)), False) for at in range(0, whole, KEYS)]
+        if causal:
+            parts.append((rows, True))
+        for of_keys, square in parts:
             bias = None if call.bias is None else _cut(call.bias, rows, of_keys)
             part = replace(
                 call, q=call.q[:, :, rows], k=call.k[:, :, of_keys], v=call.v[:, :, of_keys], bias=bias, right=None

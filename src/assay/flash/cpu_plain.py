@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite, lost_a_row
+from assay.flash.cpu_aten import KEYS, LEAST_SCALE, PADDED_SCORES, ROWS, VECTOR, is_finite, lost_a_row
 from assay.flash.library import in_forward_mode
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -19,21 +19,22 @@ _ones = torch.ones  # the same
 
 SCORES = 1 << 20
 """Scores that a short call has at most: written out they take 4 MB, and SDPA keeps a few times that."""
-MANY_SCORES = 1 << 22
-"""The same for dropout, whose mask our blocks make as CUDA does, in twice the time of everything else; and, where no
-block is skipped, for a bias with a gradient and for two head dimensions in FP32 and fp16."""
+MANY_SCORES = 6 << 20
+"""The same where our blocks skip little: for a bias with a gradient, and for two head dimensions of short sequences, or
+without a mask in FP32 and fp16. Beyond, the scores fall out of the cache, and blocks are faster."""
+DROPPED_SCORES = 1 << 24
+"""The same for dropout, whose mask our blocks make as CUDA does, in twice the time of everything else."""
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias: Tensor | None = None) -> bool:
     """Whether SDPA computes softmax(scale · q·kᵀ + bias)·v for these as well as our path does.
 
     Its causal mask begins at the top left, as the drop-in's does, and ours for as many queries as keys, and takes a
-    positive scale; in bf16 its
-    backward sums dK and dV up in bf16, over blocks of rows and over a group's heads; in fp16 it is slow; it takes no
-    empty tensors, and one head dimension: zeros make two of them one, which pays without backward and up to twice the
-    smaller. It takes a mask or a bias without a gradient, not together with causal; under it a NaN in a hidden key
-    reaches every row, so there the keys are looked at, or the output: 0 · NaN is NaN. Over a few keys it makes 0 of a
-    NaN, so q and k are looked at.
+    positive scale; in bf16 its backward sums gradients up in bf16, over blocks of rows and keys and over a group's
+    heads; in fp16 it is slow; it takes no empty tensors, and one head dimension: zeros make two of them one, which pays
+    without backward and up to twice the smaller. It takes a mask or a bias without a gradient, not together with
+    causal; under it a NaN in a hidden key reaches every row, so there the keys are looked at, or the output: 0 · NaN is
+    NaN. Over a few keys it makes 0 of a NaN, so q and k are looked at.
     """
     if q.device.type != "cpu" or not (q.shape[2] and k.shape[2] and q.shape[0]):
         return False
@@ -86,8 +87,10 @@ def takes_short(
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     trained = bias is not None and _recorded(bias)
     two_dims = q.shape[3] != v.shape[3]
-    many = dropout > 0 or (right is None and (trained or (two_dims and q.dtype != torch.bfloat16)))
-    if q.device.type != "cpu" or not 0 < scores <= (MANY_SCORES if many else SCORES):
+    few = two_dims and q.shape[2] * k.shape[2] <= PADDED_SCORES
+    many = few or (right is None and (trained or (two_dims and q.dtype != torch.bfloat16)))
+    most = DROPPED_SCORES if dropout > 0 else MANY_SCORES if many else SCORES
+    if q.device.type != "cpu" or not 0 < scores <= most:
         return False
     if right is not None and (bias is not None or right != q.shape[2] - k.shape[2]):
         return False
@@ -120,8 +123,8 @@ def _recorded(*tensors: Tensor) -> bool:
 
 
 def _short(q: Tensor, k: Tensor) -> bool:
-    """Few enough terms that summing dK and dV up in bf16 does not show."""
-    return q.shape[1] == k.shape[1] and q.shape[2] <= ROWS
+    """Few enough terms that summing gradients up in bf16 does not show."""
+    return q.shape[1] == k.shape[1] and q.shape[2] <= ROWS and k.shape[2] <= KEYS
 
 
 def attend(

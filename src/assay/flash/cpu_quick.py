@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
-from assay.flash.cpu_aten import LEAST_SCALE, ROWS, VECTOR, is_finite, lost_a_row
+from assay.flash.cpu_aten import KEYS, LEAST_SCALE, ROWS, VECTOR, is_finite, lost_a_row
 from assay.flash.cpu_plain import SCORES, is_watched, mask_up_to
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
@@ -58,7 +58,7 @@ def attention(
             or 0 in shape
             or shape[3] > LARGEST_DIM
             or dtype not in _DTYPES
-            or (dtype is torch.bfloat16 and shape[2] > ROWS)
+            or (dtype is torch.bfloat16 and (shape[2] > ROWS or of_k[2] > KEYS))
             or not q.stride()[3] == k.stride()[3] == v.stride()[3] == 1
             or not (causal is False or causal is True)
             or not (scale is None or (type(scale) is float and (LEAST_SCALE if causal else -inf) < scale < inf))

@@ -26,10 +26,12 @@ def scaled_dot_product_attention(
 
     Its signature and its meaning: `is_causal` hides the keys after a query's own number, counted from the first
     (top-left; `flash_attention` counts from the last); `attn_mask` is bool (False hides) or float (added), and a float
-    one has a gradient; any number of leading dimensions. On the CPU dropout is torch's own, to the bit, up to 2²²
-    scores in all; beyond that, and on CUDA, other numbers are drawn and no scores written out.
+    one has a gradient; any number of leading dimensions. On the CPU dropout is torch's own, to the bit, up to 2²⁴
+    scores in all, where a mask has the inputs' dtype; else, and on CUDA, other numbers are drawn and no scores written
+    out.
     """
-    if dropout_p == 0 and (enable_gqa is False or enable_gqa is True):
+    number = type(dropout_p) in (float, int)  # else it is for the checks
+    if number and dropout_p == 0 and (enable_gqa is False or enable_gqa is True):
         out = cpu_quick.attention(query, key, value, is_causal, scale, attn_mask)
         if out is not None:
             return out
@@ -39,7 +41,7 @@ def scaled_dot_product_attention(
     check_flag("enable_gqa", enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal=True exclude each other: put the causal mask into attn_mask.")
-    if dropout_p == 1:
+    if number and dropout_p == 1:
         kept = scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
         return torch.dropout(kept, 1.0, train=True)
     query, key, value = in_autocast_dtype(query, key, value)
