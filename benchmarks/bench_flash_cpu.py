@@ -60,7 +60,7 @@ def shapes() -> Iterator[Shape]:
         yield Shape(name="D 64, V 32", length=length, dims=(64, 32))
         yield Shape(name="D 128, V 64, full", length=length, dims=(128, 64), causal=False)
         yield Shape(name="dropout, full", length=length, causal=False, dropout=0.1)
-    # Many heads: more scores than a cache holds.
+    # Many heads of short sequences: in all, more scores than a cache holds.
     for batch, length, causal in ((2, 512, True), (8, 384, False), (4, 512, True), (16, 512, False), (4, 1024, True)):
         mask = "" if causal else ", full"
         yield Shape(name=f"D 128, V 64{mask} × {batch}", length=length, dims=(128, 64), causal=causal, batch=batch)

@@ -4,8 +4,7 @@ A tile is 128 or 192 rows of one head. Four warps (the producer) bring K and V b
 stages ahead; two or three warpgroups (the consumers) have 64 rows each. A consumer issues Q·Kᵀ of the next block and
 P·V of this one together (so they come and go together), and computes the softmax of the first while the second runs.
 Blocks of keys come from right to left: the masked ones first. A CTA stays and takes tile after tile, the long ones
-first: whoever is free takes the next (an atomic counter), and its loads begin while the last tile is still being
-finished.
+first: whoever is free takes the next (an atomic counter), and loads it while the last one is still being finished.
 
 What a row sums, and in which order, depends on its own sequence only: not on the tile it is in.
 
