@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from assay.flash import fp8_launch
@@ -16,11 +17,19 @@ from assay.flash.fp8 import FORMATS, FP8, quantize
 
 
 def main() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fp8_launch, "_processors", lambda index: 1)  # a program takes several blocks, of several heads
+        for stages in (1, 2):
+            patch.setattr(fp8_launch, "_how", lambda *_, stages=stages: (2, 4, stages))
+            check()
+
+
+def check() -> None:
     generator = torch.Generator().manual_seed(0)
     ways = itertools.product(FORMATS, ("block", "head"), (False, True), (0.0, torch.inf, torch.nan))
     for form, scaling, rotate, odd in ways:
-        x, fp8 = torch.randn(1, 1, 150, 100, generator=generator), FP8(format=form, scaling=scaling)
-        x[0, 0, 140, 7] = odd
+        x, fp8 = torch.randn(2, 2, 150, 100, generator=generator), FP8(format=form, scaling=scaling)
+        x[1, 1, 140, 7] = odd
         here, there = quantize(x, fp8, rotate=rotate), fp8_launch.quantize(x, fp8, rotate)
         assert torch.equal(here.scales, there.scales)
         if form == "e5m2":

@@ -33,16 +33,24 @@ def in_thread_order(keys: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def rotated(parts: tl.tuple, turns: tl.tensor) -> tl.tuple:
-    """Parts of 64 dimensions, together times `fp8.rotation`: each times the signed Hadamard matrix of its 64 rows, then
-    sums and differences of parts.
+def matrix(turns: tl.tensor, i: tl.constexpr) -> tl.tensor:
+    """The ith of 64 × 64."""
+    return tl.load(turns + i * 4096 + tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :])
+
+
+@triton.jit
+def rotated(parts: tl.tuple, turns: tl.tensor, kept: tl.tuple) -> tl.tuple:
+    """Parts of 64 dimensions, together times `fp8.rotation` · √D: each times the signed Hadamard matrix of its 64 rows,
+    then sums and differences of parts. Matrices that are not `kept` are read.
     """
     number: tl.constexpr = len(parts)
-    places = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
     turned = ()
     for i in tl.static_range(number):
-        turn = tl.load(turns + i * 4096 + places)
-        turned += (tl.dot(parts[i], turn, input_precision="ieee") * ((64 * number) ** -0.5),)
+        if len(kept) > 0:
+            turn = kept[i]
+        else:
+            turn = matrix(turns, i)
+        turned += (tl.dot(parts[i], turn, input_precision="ieee"),)
     if number == 2:
         turned = (turned[0] + turned[1], turned[0] - turned[1])
     if number == 4:
@@ -52,13 +60,31 @@ def rotated(parts: tl.tuple, turns: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
-def quantize_block(
+def largest_of(parts: tl.tuple) -> tl.tensor:
+    """The largest size of a finite number."""
+    sizes = size_of(parts[0])
+    for i in tl.static_range(1, len(parts)):
+        sizes = tl.maximum(sizes, size_of(parts[i]))
+    largest = tl.max(tl.max(sizes, 1), 0)
+    if largest >= INFINITE:  # seldom: all are looked at again
+        largest = 0
+        for i in tl.static_range(len(parts)):
+            sizes = size_of(parts[i])
+            largest = tl.maximum(largest, tl.max(tl.max(tl.where(sizes < INFINITE, sizes, 0), 1), 0))
+    return largest.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def quantize_blocks(
     x: tl.tensor,
     x_strides: tl.tuple,
     turns: tl.tensor,
     scales: tl.tensor,
     out: tl.tensor,
     rows: tl.tensor,
+    heads: tl.tensor,
+    blocks: tl.tensor,
+    total: tl.tensor,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -66,8 +92,9 @@ def quantize_block(
     SMALLEST: tl.constexpr,
     GIVEN: tl.constexpr,
     TRANSPOSED: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    """Grid: blocks of rows, heads, batch.
+    """A program takes some of the `total` blocks of rows, `blocks` to a head; with STAGES 2 the next is read meanwhile.
 
     Scales are (B, H, blocks), read if GIVEN, else written. `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
     (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. For `turns`, which may be None, see
@@ -75,44 +102,38 @@ def quantize_block(
     """
     PARTS: tl.constexpr = 1 if turns is None else BLOCK_DIM // 64
     WIDTH: tl.constexpr = BLOCK_DIM // PARTS
-    block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    line = batch * tl.num_programs(1) + head
-    row = block * ROWS + tl.arange(0, ROWS)[:, None]
-    dim = tl.arange(0, WIDTH)[None, :]
-    x += batch.to(tl.int64) * x_strides[0] + head.to(tl.int64) * x_strides[1]
-    x += row.to(tl.int64) * x_strides[2]
-    parts = ()
-    for i in tl.static_range(PARTS):
-        there = (row < rows) & (i * WIDTH + dim < DIM)
-        parts += (tl.load(x + (i * WIDTH + dim) * x_strides[3], mask=there, other=0.0),)
-    if turns is not None:
-        parts = rotated(parts, turns)
-    scales += line * tl.num_programs(0) + block
-    if GIVEN:
-        scale = tl.load(scales)
-    else:
-        sizes = size_of(parts[0])
-        for i in tl.static_range(1, PARTS):
-            sizes = tl.maximum(sizes, size_of(parts[i]))
-        largest = tl.max(tl.max(sizes, 1), 0)
-        if largest >= INFINITE:  # what is not finite does not count
-            largest = 0
-            for i in tl.static_range(PARTS):
-                sizes = size_of(parts[i])
-                largest = tl.maximum(largest, tl.max(tl.max(tl.where(sizes < INFINITE, sizes, 0), 1), 0))
-        largest = largest.to(tl.float32, bitcast=True)
-        scale = power_of_two(tl.maximum(tl.div_rn(largest, LARGEST), SMALLEST))
-        tl.store(scales, scale)
-    if out is not None:
+    UNIT: tl.constexpr = 1.0 if turns is None else BLOCK_DIM**-0.5
+    kept = ()
+    if turns is not None and STAGES > 1:  # else shared memory is short
         for i in tl.static_range(PARTS):
-            wide = parts[i].to(tl.float32)
-            nothing = wide - wide  # but of infinities NaN: a cast would make them the largest number
-            values = (wide * (1.0 / scale) + nothing).to(out.dtype.element_ty)
-            if TRANSPOSED:
-                place = out + line.to(tl.int64) * BLOCK_DIM * tl.num_programs(0) * ROWS
-                place += tl.arange(0, WIDTH)[:, None].to(tl.int64) * (tl.num_programs(0) * ROWS)
-                key = block * ROWS + tl.arange(0, ROWS)[None, :]
-                tl.store(place + key, in_thread_order(tl.trans(values)))
-            else:
-                place = out + line.to(tl.int64) * rows * BLOCK_DIM + row.to(tl.int64) * BLOCK_DIM
-                tl.store(place + i * WIDTH + dim, values, mask=row < rows)
+            kept += (matrix(turns, i),)
+    dim = tl.arange(0, WIDTH)[None, :]
+    for number in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+        line, block = number // blocks, number % blocks
+        row = block * ROWS + tl.arange(0, ROWS)[:, None]
+        start = x + (line // heads).to(tl.int64) * x_strides[0] + (line % heads).to(tl.int64) * x_strides[1]
+        start += row.to(tl.int64) * x_strides[2]
+        parts = ()
+        for i in tl.static_range(PARTS):
+            there = (row < rows) & (i * WIDTH + dim < DIM)
+            parts += (tl.load(start + (i * WIDTH + dim) * x_strides[3], mask=there, other=0.0),)
+        if turns is not None:
+            parts = rotated(parts, turns, kept)
+        if GIVEN:
+            scale = tl.load(scales + number)
+        else:
+            scale = power_of_two(tl.maximum(tl.div_rn(largest_of(parts) * UNIT, LARGEST), SMALLEST))
+            tl.store(scales + number, scale)
+        if out is not None:
+            for i in tl.static_range(PARTS):
+                wide = parts[i].to(tl.float32)
+                nothing = wide - wide  # but of infinities NaN: a cast would make them the largest number
+                values = (wide * (UNIT / scale) + nothing).to(out.dtype.element_ty)
+                if TRANSPOSED:
+                    place = out + line.to(tl.int64) * BLOCK_DIM * blocks * ROWS
+                    place += tl.arange(0, WIDTH)[:, None].to(tl.int64) * (blocks * ROWS)
+                    key = block * ROWS + tl.arange(0, ROWS)[None, :]
+                    tl.store(place + key, in_thread_order(tl.trans(values)))
+                else:
+                    place = out + line.to(tl.int64) * rows * BLOCK_DIM + row.to(tl.int64) * BLOCK_DIM
+                    tl.store(place + i * WIDTH + dim, values, mask=row < rows)
