@@ -7,8 +7,8 @@ order in which each follows each other, and an 8192³ matrix product with them. 
 than the L2 cache, medians, clocks as found. Calls are captured in CUDA graphs; `--eager` also times some from Python,
 one by one.
 
-Before ours is timed its results are held against cuDNN's: a kernel that is fast and wrong has no figure. Kinds that
-cuDNN cannot do through SDPA (windows, packed batches) are left to the tests.
+Before ours is timed its results are held against cuDNN's: a kernel that is fast and wrong has no figure. Windows, which
+cuDNN cannot do through SDPA, and packed batches, which it takes as nested tensors, are left to the tests.
 
     python benchmarks/bench_record.py --json record.json            all goals
     python benchmarks/bench_record.py --quick forward               twelve shapes of one pass
@@ -121,13 +121,22 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
     return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
 
 
+def _nested(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """Packed sequences as SDPA takes them: (sequences, heads, any length, dim), in memory (tokens, heads, dim)."""
+    tokens = x.detach()[0].transpose(0, 1).contiguous()
+    ends = torch.tensor((0, *lengths), device=x.device).cumsum(0)
+    nested = torch.nested.nested_tensor_from_jagged(tokens, ends, min_seqlen=min(lengths), max_seqlen=max(lengths))
+    return nested.transpose(1, 2).detach().requires_grad_()
+
+
 def contenders(case: Case, flex: bool) -> list[Contender]:
     """Ours first."""
     sets = inputs(case)
     eight_bits = case.kind in (FP8, FP8_KERNEL)
     found = [Contender(OURS, fp8_kernel(case, sets) if case.kind == FP8_KERNEL else ours(case), sets)]
-    if not case.window and not case.packed and not eight_bits:
-        found.append(Contender(CUDNN, peer(SDPBackend.CUDNN_ATTENTION, case.causal), sets))
+    if not case.window and not eight_bits:
+        theirs = [[_nested(x, case.packed) for x in each] for each in sets] if case.packed else sets
+        found.append(Contender(CUDNN, peer(SDPBackend.CUDNN_ATTENTION, case.causal), theirs))
     if case.kind == "plain":
         found.append(Contender(FA2, peer(SDPBackend.FLASH_ATTENTION, case.causal), sets))
         if flex and takes_flex(case):
@@ -208,11 +217,13 @@ def difference(part: Part, one: Attention, other: Attention, each: Inputs) -> fl
     """The largest of all results' distances, relative to the size of the other's."""
     gradient = torch.randn_like(each[0])
     pairs = zip(results(part, one, each, gradient), results(part, other, each, gradient), strict=True)
-    # A NaN is as wrong as can be.
-    return max(
-        float((torch.linalg.vector_norm((a - b).float()) / torch.linalg.vector_norm(b.float())).nan_to_num(torch.inf))
-        for a, b in pairs
-    )
+    return max(relative(a, b) for a, b in pairs)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The distance of a and b over the size of b; a NaN is as wrong as can be."""
+    far = torch.linalg.vector_norm((a - b).float()) / torch.linalg.vector_norm(b.float())
+    return float(far.nan_to_num(torch.inf))
 
 
 def same_bits(call: Attention, each: Inputs) -> bool:
@@ -296,7 +307,7 @@ def measure(case: Case, part: Part, everyone: Sequence[Contender], *, rounds: in
 def _wrong(part: Part, everyone: Sequence[Contender]) -> str | None:
     """What is wrong with our results, if cuDNN's tell."""
     first, other = everyone[0], next((who for who in everyone if who.name == CUDNN), None)
-    if other is None:
+    if other is None or other.sets is not first.sets:
         return None
     try:
         found = difference(part, first.call, other.call, first.sets[0])

@@ -54,7 +54,7 @@ def record(factor: float = 1.2) -> Record:
                 rates = {OURS: 1.6 * theirs, PLAIN: theirs}
             elif case.twin is not None:
                 rates |= {PLAIN: factor * theirs}
-            if case.window or case.packed:
+            if case.window:
                 del rates[CUDNN]
             same = True if case.kind == "deterministic" else None
             made.points.append(point(case, part, rates, same_bits=same))
