@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from assay.bench.tune import Task, candidates, merged, tasks
 from assay.flash.call import Call
+from assay.flash.numerics import NAMES, Numerics
 from assay.flash.tuning import KERNELS, Tile, file_name, folder, tile_for, trying
 
 
@@ -67,3 +69,29 @@ def test_trying_a_tile_ends() -> None:
     with trying({"forward": Tile(16, 16, 4, 1)}):
         assert tile_for("forward", call) == Tile(16, 16, 4, 1)
     assert tile_for("forward", call) == before
+
+
+@pytest.mark.parametrize(
+    ("numerics", "kernel"),
+    [
+        (Numerics(), "forward"),
+        (Numerics(probabilities="bf16", row_sum="fp16", rescale="bf16"), "forward"),
+        (Numerics(probabilities="fp16"), "forward_wide"),
+        (Numerics(probabilities="fp32"), "forward_wide"),
+        (Numerics(output_accumulator="bf16"), "forward_held"),
+        (Numerics(probabilities="fp32", output_accumulator="fp16"), "forward_held"),
+    ],
+)
+def test_knobs_that_have_tiles_of_their_own(numerics: Numerics, kernel: str) -> None:
+    """Where a table has none for them, they take the forward's."""
+    q = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16)
+    call = Call(q=q, k=q, v=q, scale=1.0, numerics=numerics)
+    assert tile_for("forward", call) == tile_for("forward", replace(call, numerics=Numerics()))
+    with trying({kernel: Tile(16, 16, 4, 1)}):
+        assert tile_for("forward", call) == Tile(16, 16, 4, 1)
+
+
+def test_pieces_of_p() -> None:
+    wide = {dtype: [Numerics(probabilities=name).pieces(dtype) for name in NAMES.values()] for dtype in NAMES}
+    assert wide == {torch.bfloat16: [1, 2, 2], torch.float16: [1, 1, 2], torch.float32: [1, 1, 1]}
+    assert all(Numerics().pieces(dtype) == 1 for dtype in NAMES)

@@ -23,6 +23,12 @@ from assay.flash.tuning import KERNELS, Tile, trying
 DIMS = (64, 128, 256)
 _TOKENS, _HIDDEN, _LENGTH = 16384, 2048, 4096
 _ROUNDS = 3
+KNOBS = {
+    "forward": Numerics(reverse_keys=True),  # without it Hopper's own kernel runs, which has no table
+    "forward_wide": Numerics(probabilities="fp32"),
+    "forward_held": Numerics(output_accumulator="bf16"),
+}
+"""What calls a kernel of the forward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +47,17 @@ class Task:
 
 
 def tasks(kernels: tuple[str, ...] = KERNELS, dims: tuple[int, ...] = DIMS) -> list[Task]:
-    """Every row that is measured. Large heads sum dK and dV up one after the other, others both at once."""
+    """Every row that is measured. Large heads sum dK and dV up one after the other, others both at once; knobs are for
+    16 bits.
+    """
     found = []
     for kernel, bits, masked, dim in product(kernels, (16, 32), (False, True), dims):
         apart = kernel in ("backward_k", "backward_v")
-        if (kernel == "backward_kv" and dim > 128) or (apart and dim <= 128):
+        if (
+            (kernel == "backward_kv" and dim > 128)
+            or (apart and dim <= 128)
+            or (kernel in ("forward_wide", "forward_held") and bits == 32)
+        ):
             continue
         found.append(Task(kernel=kernel, bits=bits, masked=masked, dim=dim))
     return found
@@ -53,14 +65,15 @@ def tasks(kernels: tuple[str, ...] = KERNELS, dims: tuple[int, ...] = DIMS) -> l
 
 def candidates(task: Task) -> Iterator[Tile]:
     """Tiles worth trying: of those that registers and shared memory may hold, those that ever came near the front."""
-    split = task.dim < 256 or task.kernel == "forward"
+    split = task.dim < 256 or task.kernel in KNOBS
     if task.bits == 32:
         for rows, columns, warps in ((32, 32, 4), (64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 32, 4), (16, 16, 4)):
             yield Tile(rows, columns, warps, 1, split)
         return
     small = ((64, 64, 4), (64, 32, 4), (32, 64, 4))
     large = ((64, 128, 4), (128, 64, 4), (128, 64, 8), (128, 32, 8), (32, 128, 8))
-    for rows, columns, warps in small if task.kernel == "backward_bias" else small + large:
+    larger = ((128, 128, 8), (64, 64, 8), (64, 128, 8)) if task.kernel in KNOBS else ()
+    for rows, columns, warps in small if task.kernel == "backward_bias" else small + large + larger:
         for stages in (2, 3):
             yield Tile(rows, columns, warps, stages, split)
 
@@ -136,8 +149,8 @@ def _work(task: Task, length: int = _LENGTH) -> Work:
     shape = (tokens // _LENGTH or 1, _HIDDEN // task.dim, length, task.dim)
     q, k, v, dout = (torch.randn(shape, dtype=dtype, device="cuda") for _ in range(4))
     call = Call(q=q, k=k, v=v, scale=task.dim**-0.5, right=0 if task.masked else None)
-    if task.kernel == "forward":
-        call = replace(call, numerics=Numerics(reverse_keys=True))  # else Hopper's own kernel runs, which has no table
+    if task.kernel in KNOBS:
+        call = replace(call, numerics=KNOBS[task.kernel])
         return lambda: launch.forward(call)
     if task.kernel == "backward_bias":
         call = replace(call, bias=torch.randn(1, shape[1], length, length, dtype=dtype, device="cuda"))

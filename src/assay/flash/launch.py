@@ -19,7 +19,7 @@ from assay.flash.kernels.bias import attention_backward_bias
 from assay.flash.kernels.forward import Knobs, attention_forward
 from assay.flash.kernels.tile import Dropout, Scores, Span, precision
 from assay.flash.layout import aligned, empty_gradient, empty_output, padded
-from assay.flash.numerics import SHIPPED, Numerics
+from assay.flash.numerics import NAMES, SHIPPED, Numerics
 from assay.flash.places import places
 from assay.flash.tuning import Tile, is_trying, tile_for
 
@@ -353,17 +353,11 @@ def _dropout(call: Call) -> Dropout:
     return Dropout(call.seed, int(call.dropout * 2**32), 1 / (1 - call.dropout))
 
 
-_BITS: dict[Any, int] = {"bf16": 8, "fp16": 11, "fp32": 24, torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
-
-
 @cache
 def _knobs(numerics: Numerics, dtype: torch.dtype) -> Knobs:
-    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    probabilities = numerics.probabilities or name
-    pieces = min(2, -(-_BITS[probabilities] // _BITS[dtype]))
     values: tuple[Any, ...] = (
-        pieces,
-        probabilities,
+        numerics.pieces(dtype),
+        numerics.probabilities or NAMES[dtype],
         numerics.row_sum,
         numerics.rescale,
         numerics.output_accumulator,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-FORMATS = ("bf16", "fp16", "fp32")
+import torch
+
+FORMATS = {"bf16": 8, "fp16": 11, "fp32": 24}
+"""Significant bits."""
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +48,12 @@ class Numerics:
             raise ValueError(
                 f"Numerics: block must be (rows, keys), each a power of two from 16 to 256; got {self.block!r}."
             )
+
+    def pieces(self, dtype: torch.dtype) -> int:
+        """As how many numbers of this dtype, that of v, P enters the P·V product."""
+        if self.probabilities is None:
+            return 1
+        return min(2, -(-FORMATS[self.probabilities] // FORMATS[NAMES[dtype]]))
 
     def encoded(self) -> str:
         """As one string, as an operator takes it; "" for the default."""

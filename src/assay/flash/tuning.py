@@ -10,14 +10,28 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from assay.flash.call import Call
+from assay.flash.numerics import Numerics
 
-KERNELS = ("forward", "backward_kv", "backward_k", "backward_v", "backward_q", "backward_bias")
+KERNELS = (
+    "forward",
+    "forward_wide",
+    "forward_held",
+    "backward_kv",
+    "backward_k",
+    "backward_v",
+    "backward_q",
+    "backward_bias",
+)
+
+"""Two of the forward's knobs need registers of their own: a P that is wider than V enters its product twice, and an
+output that is held in 16 bits takes in a product that was summed up apart."""
 
 
 class Tile(NamedTuple):
@@ -55,13 +69,15 @@ def is_trying() -> bool:
 
 def tile_for(kernel: str, call: Call) -> Tile:
     """The tile that `kernel` takes for this call."""
+    if kernel == "forward":
+        kernel = _forward_of(call.numerics, call.v.dtype)
     if kernel in _TRIED:
         return _TRIED[kernel]
     device = _name(call.q.device.index) if call.q.is_cuda else "default"
     masked = call.left is not None or call.right is not None
     dim = max(call.q.shape[3], call.v.shape[3])
     tile = _tile(device, kernel, call.q.element_size() * 8, dim, masked)
-    if call.numerics.block is not None and kernel == "forward":
+    if call.numerics.block is not None and kernel.startswith("forward"):
         rows, columns = call.numerics.block
         return Tile(rows, columns, 8 if rows * max(columns, dim) > 64 * 128 else 4, 2)
     bent, leaning = call.softcap is not None, call.slopes is not None
@@ -74,6 +90,13 @@ def tile_for(kernel: str, call: Call) -> Tile:
 
 
 @cache
+def _forward_of(numerics: Numerics, dtype: torch.dtype) -> str:
+    if numerics.output_accumulator != "fp32":
+        return "forward_held"
+    return "forward_wide" if numerics.pieces(dtype) > 1 else "forward"
+
+
+@cache
 def _name(index: int) -> str:
     return torch.cuda.get_device_name(index)
 
@@ -82,8 +105,9 @@ def _name(index: int) -> str:
 def _tile(device: str, kernel: str, bits: int, dim: int, masked: bool) -> Tile:
     """The first row whose head dimension is large enough; the default's, for what was never measured."""
     mask = "masked" if masked else "full"
-    for table in (_table(device), _table("default")):
-        for largest, tile in table.get(kernel, {}).get(f"{bits} bit {mask}", {}).items():
+    kinds = dict.fromkeys((kernel, "forward") if kernel.startswith("forward") else (kernel,))
+    for table, kind in product((_table(device), _table("default")), kinds):
+        for largest, tile in table.get(kind, {}).get(f"{bits} bit {mask}", {}).items():
             if dim <= int(largest):
                 rows, columns, warps, stages, *split = tile
                 return Tile(rows, columns, warps, stages, *map(bool, split))
