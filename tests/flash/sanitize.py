@@ -1,4 +1,4 @@
-"""A small run of every kernel, for compute-sanitizer (see CONTRIBUTING): `sanitize.py`, or `sanitize.py "D 64" FP8`.
+"""A small run of every kernel, for sanitizers (see CONTRIBUTING): `sanitize.py`, or `sanitize.py "D 64" FP8`.
 
 With words, only what has one of them in its name: all of it takes minutes. Lengths that are no multiple of a block, so
 that every edge is crossed.
@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 
 from assay import flash_attention
 from assay.flash.decode import attention_with_cache
@@ -101,6 +102,8 @@ def decode(pages: bool, dtype: torch.dtype) -> None:
 
 def main(words: list[str]) -> None:
     torch.manual_seed(0)
+    # Triton's own sanitizer keeps its notes there.
+    triton.set_allocator(lambda size, align, stream: torch.empty(size, device="cuda", dtype=torch.int8))
     wanted = [(name, run) for name, run in runs() if not words or any(word in name for word in words)]
     if not wanted:
         sys.exit(f"Of the names of these runs none has {' or '.join(map(repr, words))} in it.")
