@@ -95,6 +95,7 @@ def on_hopper() -> Iterator[list[Any]]:
         patch.setattr(hopper, "processors", lambda index: 132)
         patch.setattr(hopper, "SHORT", {64: 0, 128: 0})  # dQ is added up, also of few keys
         patch.setattr(fp8_launch, "_processors", lambda index: 132)
+        patch.setattr(fp8_launch, "_has_room", lambda index: True)
         for module in (hopper, hopper_forward_tiles):
             patch.setattr(module, "counter", lambda device: torch.zeros(1, dtype=torch.int32))
         yield kernels
@@ -190,6 +191,7 @@ def test_fp8(dim: int) -> None:
         fp8_launch.forward(q, k, v, None, 0.1, None, 0, None, FP8())
     (kernel,) = (kernel for kernel in kernels if kernel.name == "attention_forward_fp8")
     check([kernel])
+    assert [kernel.metadata.shared <= SHARED for kernel in kernels if kernel.name == "quantize_blocks"] == 3 * [True]
 
 
 def test_spills_are_found() -> None:

@@ -6,7 +6,6 @@ from functools import cache
 
 import torch
 import triton
-from triton.runtime import driver
 
 from assay.flash import fp8 as quantisation
 from assay.flash.descriptors import gluon_tiles
@@ -87,7 +86,7 @@ def _how(index: int, dtype: torch.dtype, dim: int, rotate: bool) -> tuple[int, i
     """
     if not rotate:
         return 4, 4 if dim <= 128 else 8, 1
-    if dtype.itemsize > 2 or driver.active.utils.get_device_properties(index)["max_shared_mem"] < 168 * 1024:
+    if dtype.itemsize > 2 or not _has_room(index):
         return 4, 4, 1
     return 1, 8, 3 if dim <= 128 else 2
 
@@ -181,3 +180,9 @@ def attend(
 @cache
 def _processors(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+@cache
+def _has_room(index: int) -> bool:
+    """Whether a program may have 227 KB of shared memory: data centres' GPUs from Hopper on."""
+    return torch.cuda.get_device_properties(index).major in (9, 10)
