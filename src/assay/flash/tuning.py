@@ -29,7 +29,6 @@ KERNELS = (
     "backward_q",
     "backward_bias",
 )
-
 """Two of the forward's knobs need registers of their own: a P that is wider than V enters its product twice, and an
 output that is held in 16 bits takes in a product that was summed up apart."""
 
@@ -105,7 +104,7 @@ def _name(index: int) -> str:
 def _tile(device: str, kernel: str, bits: int, dim: int, masked: bool) -> Tile:
     """The first row whose head dimension is large enough; the default's, for what was never measured."""
     mask = "masked" if masked else "full"
-    kinds = dict.fromkeys((kernel, "forward") if kernel.startswith("forward") else (kernel,))
+    kinds = (kernel, "forward") if kernel.startswith("forward") else (kernel,)
     for table, kind in product((_table(device), _table("default")), kinds):
         for largest, tile in table.get(kind, {}).get(f"{bits} bit {mask}", {}).items():
             if dim <= int(largest):

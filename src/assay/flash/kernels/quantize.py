@@ -94,7 +94,7 @@ def quantize_blocks(
     TRANSPOSED: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """A program takes some of the `total` blocks of rows, `blocks` to a head; with STAGES 2 the next is read meanwhile.
+    """A program takes some of the `total` blocks of rows, `blocks` to a head; with STAGES > 1 the next is read already.
 
     Scales are (B, H, blocks), read if GIVEN, else written. `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
     (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. For `turns`, which may be None, see
