@@ -8,7 +8,7 @@ than the L2 cache, medians, clocks as found. Calls are captured in CUDA graphs; 
 one by one.
 
 Before ours is timed its results are held against cuDNN's: a kernel that is fast and wrong has no figure. Windows, which
-cuDNN cannot do through SDPA, and packed batches, which it takes as nested tensors, are left to the tests.
+cuDNN cannot do through SDPA, and packed batches, which it takes but no CUDA graph of it, are left to the tests.
 
     python benchmarks/bench_record.py --json record.json            all goals
     python benchmarks/bench_record.py --quick forward               twelve shapes of one pass
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import gc
 import inspect
+import math
 import multiprocessing
 import os
 import statistics
@@ -121,22 +122,13 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
     return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
 
 
-def _nested(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """Packed sequences as SDPA takes them: (sequences, heads, any length, dim), in memory (tokens, heads, dim)."""
-    tokens = x.detach()[0].transpose(0, 1).contiguous()
-    ends = torch.tensor((0, *lengths), device=x.device).cumsum(0)
-    nested = torch.nested.nested_tensor_from_jagged(tokens, ends, min_seqlen=min(lengths), max_seqlen=max(lengths))
-    return nested.transpose(1, 2).detach().requires_grad_()
-
-
 def contenders(case: Case, flex: bool) -> list[Contender]:
     """Ours first."""
     sets = inputs(case)
     eight_bits = case.kind in (FP8, FP8_KERNEL)
     found = [Contender(OURS, fp8_kernel(case, sets) if case.kind == FP8_KERNEL else ours(case), sets)]
-    if not case.window and not eight_bits:
-        theirs = [[_nested(x, case.packed) for x in each] for each in sets] if case.packed else sets
-        found.append(Contender(CUDNN, peer(SDPBackend.CUDNN_ATTENTION, case.causal), theirs))
+    if not case.window and not case.packed and not eight_bits:
+        found.append(Contender(CUDNN, peer(SDPBackend.CUDNN_ATTENTION, case.causal), sets))
     if case.kind == "plain":
         found.append(Contender(FA2, peer(SDPBackend.FLASH_ATTENTION, case.causal), sets))
         if flex and takes_flex(case):
@@ -329,16 +321,25 @@ def line_of(point: Point) -> str:
     return " ".join(parts[:2]) + " TFLOP/s, " + "".join(parts[2:])
 
 
-def fp8_rmse() -> float:
-    """Root mean square error against FP64 on FA3's inputs: N(0, 1), one number in a thousand N(0, 100) on top."""
+def fp8_rmse(draws: int = 16) -> float:
+    """Root mean square error against FP64 on FA3's inputs: N(0, 1), one number in a thousand N(0, 100) on top.
+
+    Of several draws: a few large numbers decide, and single draws gave 8.1e-3 to 9.3e-3.
+    """
+    source = torch.Generator(DEVICE).manual_seed(0)
 
     def one() -> torch.Tensor:
-        x = torch.randn(1, 8, 4096, 128, device=DEVICE)
-        return (x + 10 * torch.randn_like(x) * (torch.rand_like(x) < 1e-3)).bfloat16()
+        x, outlier = (torch.randn(1, 8, 4096, 128, device=DEVICE, generator=source) for _ in range(2))
+        there = torch.rand(x.shape, device=DEVICE, generator=source) < 1e-3
+        return (x + 10 * outlier * there).bfloat16()
 
-    q, k, v = one(), one(), one()
-    exact = torch.softmax(q.double() @ k.double().mT * q.shape[3] ** -0.5, -1) @ v.double()
-    return float((flash_attention(q, k, v, **EIGHT_BITS) - exact).square().mean().sqrt())
+    squares: list[float] = []
+    for _ in range(draws):
+        q, k, v = one(), one(), one()
+        exact = torch.softmax(q.double() @ k.double().mT * q.shape[3] ** -0.5, -1) @ v.double()
+        squares.append(float((flash_attention(q, k, v, **EIGHT_BITS) - exact).square().mean()))
+    print(f"FP8 RMSE of {draws} draws: {math.sqrt(min(squares)):.2e}–{math.sqrt(max(squares)):.2e}", flush=True)
+    return math.sqrt(statistics.fmean(squares))
 
 
 def compile_first(wanted: Sequence[Case], jobs: int, flex: bool) -> None:

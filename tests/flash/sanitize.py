@@ -102,8 +102,9 @@ def decode(pages: bool, dtype: torch.dtype) -> None:
 
 def main(words: list[str]) -> None:
     torch.manual_seed(0)
-    # Triton's own sanitizer keeps its notes there.
+    # Triton's own sanitizer keeps its notes there. What is set is set for one thread: backward runs in this one, too.
     triton.set_allocator(lambda size, align, stream: torch.empty(size, device="cuda", dtype=torch.int8))
+    torch.autograd.set_multithreading_enabled(False)
     wanted = [(name, run) for name, run in runs() if not words or any(word in name for word in words)]
     if not wanted:
         sys.exit(f"Of the names of these runs none has {' or '.join(map(repr, words))} in it.")
