@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.flash.decode import attention_with_cache, decode
+from assay.flash.decode import attention_with_cache
 from tests.interpreter import interpret
 
 from .decode_cases import CASES, IN_FP32, Case, Drawn, check, check_invariance
@@ -68,7 +68,7 @@ def test_operator(name: str) -> None:
     left, right = how["window"] or (None, 0)
     tensors = [how[x] for x in ("q", "k_cache", "v_cache")] + [lengths, how["block_table"], how["alibi_slopes"]]
     rest = (how["sinks"], longest, 0.125, left, right, how["softcap"], how["splits"], False)
-    torch.library.opcheck(decode, (*tensors, *rest))
+    torch.library.opcheck(torch.ops.assay.flash_decode.default, (*tensors, *rest))
 
 
 def test_compiles_whole() -> None:

@@ -69,13 +69,15 @@ def test_opcheck() -> None:
     q, k, v = (x.requires_grad_() for x in qkv(heads=(4, 2)))
     bias, slopes, sinks = draw(1, 4, 20, 20).requires_grad_(), torch.rand(2, 4), torch.zeros(4, requires_grad=True)
     options = (0.25, 10, 0, 5.0, 0.2, False, False, False, "")
-    torch.library.opcheck(ops.attention, (q, k, v, bias, slopes, sinks, None, None, torch.tensor(5), *options))
+    torch.library.opcheck(
+        torch.ops.assay.flash_forward.default, (q, k, v, bias, slopes, sinks, None, None, torch.tensor(5), *options)
+    )
     packed = [x.detach()[:1].transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     options = (0.25, 10, 0, 5.0, 0.0, False, False, False, "")
-    torch.library.opcheck(ops.attention, (*packed, None, None, None, CU, CU, None, *options))
+    torch.library.opcheck(torch.ops.assay.flash_forward.default, (*packed, None, None, None, CU, CU, None, *options))
     rest = (*(x.detach() for x in (q, k, v)), None, slopes, sinks.detach(), None, None, None, *options)
     out, lse = ops.attention(*rest)
-    torch.library.opcheck(ops.attention_gradients, (out, lse, torch.ones_like(out), None, False, *rest))
+    torch.library.opcheck(torch.ops.assay.flash_backward.default, (out, lse, torch.ones_like(out), None, False, *rest))
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -1,7 +1,8 @@
 """Functions of ours as operators of torch: one line that torch.compile keeps whole and autograd records.
 
 `torch.library.custom_op` and `register_autograd` do the same, and then check every call for aliasing and look up
-defaults that our operators do not have: each takes longer than launching a kernel.
+defaults that our operators do not have: each takes longer than launching a kernel. So does torch's dispatcher, which is
+left out where nobody but autograd and the device's own function has anything to do with a call.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
+from torch.compiler import is_compiling
+from torch.overrides import has_torch_function
 
 _DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+_ANY = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+_USUAL = frozenset(keys.raw_repr() for keys in (_ANY, _ANY.add(torch._C.DispatchKey.ADInplaceOrView)))
+"""What a thread adds to the keys of tensors, in inference mode and else: any mode or transform adds more."""
 _LIBRARY = torch.library.Library("assay", "FRAGMENT")
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_Function = Callable[..., Any]
 
 
 def operator(
@@ -23,7 +31,7 @@ def operator(
     backward: Callable[..., Any] | None = None,
     setup: Callable[..., None] | None = None,
 ) -> Any:
-    """`torch.ops.assay.<name of the function>`, on CPU and CUDA.
+    """Makes `torch.ops.assay.<name of the function>`, on CPU and CUDA; to be called by what is returned.
 
     Args:
         function: Takes and returns tensors (new ones) and plain values, with types.
@@ -37,37 +45,70 @@ def operator(
     for device in _DEVICES:
         _LIBRARY.impl(name, function, device.name)
     torch.library.register_fake(f"assay::{name}", fake, lib=_LIBRARY)
+    op = getattr(torch.ops.assay, name).default
+    recorded = None
     if backward is not None:
-        _LIBRARY.impl(
-            name,
-            _recorded(getattr(torch.ops.assay, name).default, function, backward, setup),
-            "Autograd",
-            with_keyset=True,
-        )
-    return getattr(torch.ops.assay, name).default
+        recorded = _recorded(op, function, backward, setup)
+        _LIBRARY.impl(name, _dispatched(op, recorded), "Autograd", with_keyset=True)
+    return _called(op, function, recorded)
 
 
-def _recorded(
-    op: Any, function: Callable[..., Any], backward: Callable[..., Any], setup: Callable[..., None] | None
-) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What runs where autograd may record the call. All arguments are given by position, and none has a default."""
+def _called(op: Any, function: _Function, recorded: Any) -> _Function:
+    """`op`, or, where the dispatcher would only pass a call on, what it comes to."""
+    count = _tensors_of(op)
 
-    def run(keys: Any, arguments: tuple[Any, ...]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            if (keys & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId() in _DEVICES:
-                return function(*arguments)  # what the dispatcher would call, which takes longer to be asked
-            return op.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+    def call(*arguments: Any) -> Any:
+        tensors = arguments[:count]
+        if not is_passed_on(tensors):
+            return op(*arguments)
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)):
+            return function(*arguments)
+        return op(*arguments) if recorded is None else recorded.apply(*tensors, arguments[count:], None)
 
-    count = 1 + max(i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type))
+    return call
+
+
+def is_passed_on(arguments: tuple[Any, ...]) -> bool:
+    """Whether all that the dispatcher sees are tensors of a device, as torch makes them, and autograd.
+
+    No compiler, mode, transform or tracer, no subclass, no tensor that is to be negated when it is read. Profilers want
+    to see operators under their names.
+    """
+    if is_compiling() or has_torch_function(arguments) or in_forward_mode() or profiler._is_profiler_enabled:
+        return False
+    if torch._C._dispatch_tls_local_include_set().raw_repr() not in _USUAL:
+        return False
+    for x in arguments:
+        if isinstance(x, torch.Tensor) and (type(x) not in _TENSORS or x.is_neg() or x._is_zerotensor()):
+            return False
+    return True
+
+
+def _tensors_of(op: Any) -> int:
+    """How many arguments there are up to the last tensor."""
+    return 1 + max(i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type))
+
+
+def _below_autograd(op: Any, keys: Any, arguments: tuple[Any, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+def _recorded(op: Any, function: _Function, backward: _Function, setup: Callable[..., None] | None) -> Any:
+    """What autograd records. All arguments are given by position, and none has a default."""
+    count = _tensors_of(op)
 
     class Recorded(torch.autograd.Function):
-        """Torch looks at every argument several times: what comes after the last tensor is one."""
+        """Torch looks at every argument several times: what comes after the last tensor is one.
+
+        The very last are the dispatcher's keys, or None where it is left out.
+        """
 
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             *tensors, rest, keys = arguments
             given = (*tensors, *rest)
-            result = run(keys, given)
+            result = function(*given) if keys is None else _below_autograd(op, keys, given)
             if setup is not None:
                 setup(ctx, given, result)
             return result
@@ -75,6 +116,13 @@ def _recorded(
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             return *backward(ctx, *gradients)[:count], None, None
+
+    return Recorded
+
+
+def _dispatched(op: Any, recorded: Any) -> _Function:
+    """What the dispatcher calls where autograd may record the call."""
+    count = _tensors_of(op)
 
     def call(keys: Any, *arguments: Any) -> Any:
         if in_forward_mode():
@@ -85,8 +133,8 @@ def _recorded(
                     f"{op.name()} has no gradient within torch.func.grad, vjp and jacrev: give the inputs "
                     "requires_grad=True and call backward or torch.autograd.grad."
                 )
-            return Recorded.apply(*arguments[:count], arguments[count:], keys)
-        return run(keys, arguments)
+            return recorded.apply(*arguments[:count], arguments[count:], keys)
+        return _below_autograd(op, keys, arguments)
 
     return call
 
