@@ -49,6 +49,10 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+def profiled() -> Any:
+    return torch.profiler.profile(acc_events=True)  # else torch 2.11 warns
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -71,7 +75,7 @@ def test_plain_calls_are_passed_on(context: Callable[[], AbstractContextManager[
 
 @pytest.mark.parametrize(
     "context",
-    [dispatched, Functions, FakeTensorMode, forward_ad.dual_level, lambda: torch.device("cpu"), torch.profiler.profile],
+    [dispatched, Functions, FakeTensorMode, forward_ad.dual_level, lambda: torch.device("cpu"), profiled],
 )
 def test_whoever_looks_sees_the_operator(context: Callable[[], AbstractContextManager[Any]]) -> None:
     q, k, v = qkv()
@@ -110,7 +114,7 @@ def test_a_mode_sees_both_passes() -> None:
 
 def test_a_profiler_sees_both_passes() -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
-    with torch.profiler.profile() as found:
+    with profiled() as found:
         forward(q, k, v).sum().backward()
     names = {event.name for event in found.events()}
     assert {"assay::flash_forward", "assay::flash_backward"} <= names
