@@ -37,6 +37,16 @@ def test_the_example_of_flash_attention_runs() -> None:
     assert done.stdout.split() == ["True"] * 3
 
 
+def test_the_example_of_8_bits_runs() -> None:
+    text = (README.parent / "docs/flash-fp8.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    # Three bits of mantissa: half a unit in the last place is a 16th of a number at most, of subnormals 2⁻¹⁰.
+    bound = "k.abs() / 16 + numbers.scales.max() * 2**-10"
+    check = f"print(out.shape == q.shape, ((numbers.dequantized() - k.float()).abs() <= {bound}).all().item())"
+    done = subprocess.run([sys.executable, "-c", example + check], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 2
+
+
 GUIDES: dict[str, list[str]] = {
     "watch": ["All within budget.", "All within budget.", "times the error of plain attention", "SDPA math"],
     "integrations": [
