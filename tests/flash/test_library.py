@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler, profiler_legacy
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from assay.flash import library, ops
+from assay import flash_attention
+from assay.flash import fp8, library, ops
+from assay.flash.decode import attention_with_cache
+from assay.flash.rotary import Rotary, rotated
 from tests.flash.inputs import qkv
 
 OPTIONS = (*6 * (None,), 0.25, None, 0, None, 0.0, False, False, False, "")
@@ -75,7 +79,16 @@ def test_plain_calls_are_passed_on(context: Callable[[], AbstractContextManager[
 
 @pytest.mark.parametrize(
     "context",
-    [dispatched, Functions, FakeTensorMode, forward_ad.dual_level, lambda: torch.device("cpu"), profiled],
+    [
+        dispatched,
+        Functions,
+        FakeTensorMode,
+        forward_ad.dual_level,
+        lambda: torch.device("cpu"),
+        profiled,
+        profiler.profile,
+        profiler_legacy.profile,
+    ],
 )
 def test_whoever_looks_sees_the_operator(context: Callable[[], AbstractContextManager[Any]]) -> None:
     q, k, v = qkv()
@@ -90,6 +103,52 @@ def test_unusual_tensors_go_through_the_dispatcher() -> None:
         assert not library.is_passed_on((x, k, v))
     assert torch.equal(forward(negated, k, v), forward(negated.clone(), k, v))
     assert isinstance(forward(q.as_subclass(Subclass), k, v), Subclass)
+
+
+def test_tensors_without_numbers_or_strides_go_through_the_dispatcher() -> None:
+    q, k, v = qkv()
+    nested = torch._nested_view_from_buffer(  # without the warning that the public way has
+        q.flatten(), torch.tensor([[4, 20, 16]]), torch.tensor([[320, 16, 1]]), torch.tensor([0])
+    )
+    for x in (q.to("meta"), q.to_sparse(), nested):
+        assert not library.is_passed_on((k, x, v))
+    positions = torch.zeros(64, 8, device="meta")
+    assert rotated(q.to("meta"), Rotary(positions, positions), 3).shape == q.shape
+
+
+def test_below_autograd_nothing_is_recorded() -> None:
+    """As in an operator of torch's that ours is the kernel of: it has a gradient of its own."""
+    q, k, v = (x.requires_grad_() for x in qkv())
+    with torch._C._AutoDispatchBelowAutograd():
+        assert not forward(q, k, v).requires_grad
+    with torch.inference_mode(), torch.enable_grad():
+        out = forward(q, k, v)
+    assert out.is_inference()
+    assert not out.requires_grad
+
+
+def test_options_arrive_as_pythons_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher would convert them; kernels take no numpy numbers."""
+    taken: list[Any] = []
+
+    def take(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        taken.extend(x for x in arguments if not isinstance(x, torch.Tensor))
+        return arguments[0], arguments[0]
+
+    q, k, v = qkv()
+    three: Any = np.float32(3)
+    yes: Any = np.bool_(True)
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.flash.attention.attention", take)
+        patch.setattr(fp8, "attention_fp8", take)
+        patch.setattr(fp8, "takes", lambda *_: True)
+        patch.setattr("assay.flash.decode.decode", take)
+        how: dict[str, Any] = {"scale": three, "softcap": three, "window": (np.int64(3), 2)}
+        flash_attention(q, k, v, **how, dropout_p=np.float32(0.5), deterministic=yes)
+        flash_attention(q, k, v, **how, fp8=True)
+        of_cache: Any = attention_with_cache
+        of_cache(q, k, v, **how, batch_invariant=yes)
+    assert {type(x) for x in taken} <= {int, float, bool, str, type(None)}
 
 
 def test_transforms_go_through_the_dispatcher() -> None:

@@ -188,7 +188,7 @@ def attend(
     checks.check_number("dropout_p", dropout_p, 0, 1)
     if softcap is not None:
         checks.check_number("softcap", softcap, 0, float("inf"))
-        softcap = softcap or None  # 0 is flash-attention's way of saying none
+        softcap = float(softcap) or None  # 0 is flash-attention's way of saying none
     if sinks is not None:
         sinks = checks.check_sinks(sinks, q.shape[1], q.device)
     if numerics is not None and numerics != Numerics() and not q.is_cuda:
@@ -206,7 +206,7 @@ def attend(
         q, k, v = eight_bits.rounded(q, k, v, fp8)
     out, lse = attention(
         q, k, v, bias, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, scale, left, right,
-        None if softcap is None else float(softcap), float(dropout_p), deterministic, batch_invariant, allow_tf32,
+        softcap, float(dropout_p), bool(deterministic), bool(batch_invariant), bool(allow_tf32),
         "" if numerics is None else numerics.encoded(),
     )  # fmt: skip
     return out if out.dtype is dtype else out.to(dtype), lse

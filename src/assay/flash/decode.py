@@ -92,7 +92,7 @@ def attention_with_cache(
     lengths, longest = checks.check_lengths(lengths, q, longest)
     out, lse = decode(
         q, k_cache, v_cache, lengths, block_table, alibi_slopes, sinks, longest, scale, left, right,
-        None if softcap is None else float(softcap), splits, batch_invariant,
+        None if softcap is None else float(softcap), splits, bool(batch_invariant),
     )  # fmt: skip
     return (out, lse) if return_lse else out
 

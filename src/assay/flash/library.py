@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad, profiler
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
@@ -61,7 +61,7 @@ def _called(op: Any, function: _Function, recorded: Any) -> _Function:
         tensors = arguments[:count]
         if not is_passed_on(tensors):
             return op(*arguments)
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)):
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)) or _is_below_autograd():
             return function(*arguments)
         return op(*arguments) if recorded is None else recorded.apply(*tensors, arguments[count:], None)
 
@@ -71,17 +71,25 @@ def _called(op: Any, function: _Function, recorded: Any) -> _Function:
 def is_passed_on(arguments: tuple[Any, ...]) -> bool:
     """Whether all that the dispatcher sees are tensors of a device, as torch makes them, and autograd.
 
-    No compiler, mode, transform or tracer, no subclass, no tensor that is to be negated when it is read. Profilers want
-    to see operators under their names.
+    No compiler, mode, transform or tracer, no subclass, no tensor without numbers or that is to be negated when it is
+    read. Profilers want to see operators under their names.
     """
-    if is_compiling() or has_torch_function(arguments) or in_forward_mode() or profiler._is_profiler_enabled:
+    if is_compiling() or has_torch_function(arguments) or in_forward_mode() or torch._C._autograd._profiler_enabled():
         return False
     if torch._C._dispatch_tls_local_include_set().raw_repr() not in _USUAL:
         return False
-    for x in arguments:
-        if isinstance(x, torch.Tensor) and (type(x) not in _TENSORS or x.is_neg() or x._is_zerotensor()):
-            return False
-    return True
+    return all(_is_usual(x) for x in arguments if isinstance(x, torch.Tensor))
+
+
+def _is_usual(x: torch.Tensor) -> bool:
+    if type(x) not in _TENSORS or not (x.is_cuda or x.is_cpu) or x.layout is not torch.strided or x.is_nested:
+        return False
+    return not (x.is_neg() or x._is_zerotensor())
+
+
+def _is_below_autograd() -> bool:
+    """Within an operator of torch's, which has a gradient of its own, and in inference mode."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
 
 
 def _tensors_of(op: Any) -> int:
