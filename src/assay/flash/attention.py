@@ -97,9 +97,9 @@ def flash_attention(  # type: ignore[misc]
     checks.check_qkv(q, k, v)
     left, right = checks.check_window(window, causal)
     checks.check_flag("return_lse", return_lse)
-    checks.check_flag("deterministic", deterministic)
-    checks.check_flag("batch_invariant", batch_invariant)
-    checks.check_flag("allow_tf32", allow_tf32)
+    deterministic = checks.check_flag("deterministic", deterministic)
+    batch_invariant = checks.check_flag("batch_invariant", batch_invariant)
+    allow_tf32 = checks.check_flag("allow_tf32", allow_tf32)
     if bias is not None:
         if cu_seqlens_q is not None:
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
@@ -151,7 +151,7 @@ def attend_plainly(
     if q.is_cuda:
         return None
     scale = checked_scale(scale, q)
-    checks.check_number("dropout_p", dropout_p, 0, 1)
+    dropout_p = checks.check_number("dropout_p", dropout_p, 0, 1)
     if right is not None and bias is None:
         right, bias = cpu_plain.as_mask(q, k, right)
     if dropout_p == 0 and cpu_plain.takes(q, k, v, right, scale, bias):
@@ -185,10 +185,10 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Output and LSE of checked q, k, v, bias; keys are seen from `left` before to `right` after a query's place."""
     scale = checked_scale(scale, q)
-    checks.check_number("dropout_p", dropout_p, 0, 1)
+    dropout_p = checks.check_number("dropout_p", dropout_p, 0, 1)
     if softcap is not None:
-        checks.check_number("softcap", softcap, 0, float("inf"))
-        softcap = float(softcap) or None  # 0 is flash-attention's way of saying none
+        # 0 is flash-attention's way of saying none
+        softcap = checks.check_number("softcap", softcap, 0, float("inf")) or None
     if sinks is not None:
         sinks = checks.check_sinks(sinks, q.shape[1], q.device)
     if numerics is not None and numerics != Numerics() and not q.is_cuda:
@@ -206,7 +206,7 @@ def attend(
         q, k, v = eight_bits.rounded(q, k, v, fp8)
     out, lse = attention(
         q, k, v, bias, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, scale, left, right,
-        softcap, float(dropout_p), bool(deterministic), bool(batch_invariant), bool(allow_tf32),
+        softcap, dropout_p, deterministic, batch_invariant, allow_tf32,
         "" if numerics is None else numerics.encoded(),
     )  # fmt: skip
     return out if out.dtype is dtype else out.to(dtype), lse
@@ -216,8 +216,7 @@ def checked_scale(scale: float | None, q: Tensor) -> float:
     """The scale, 1/√D if none is given."""
     if scale is None:
         return float(q.shape[3] ** -0.5)
-    checks.check_number("scale", scale, -float("inf"), float("inf"))
-    return float(scale)
+    return checks.check_number("scale", scale, -float("inf"), float("inf"))
 
 
 def in_autocast_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

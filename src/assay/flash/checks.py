@@ -88,12 +88,13 @@ def check_dense(name: str, x: object) -> None:
         )
 
 
-def check_flag(name: str, value: object) -> None:
-    """True or False; of what else Python takes for true, "no" is."""
+def check_flag(name: str, value: object) -> bool:
+    """True or False, as Python's own; of what else Python takes for true, "no" is."""
     if value is True or value is False:
-        return
+        return value
     if isinstance(value, torch.Tensor) or value not in (True, False):
         raise ValueError(f"{name} must be True or False, got {value!r}.")
+    return bool(value)
 
 
 def check_window(window: Window | None, causal: bool) -> Window:
@@ -113,12 +114,10 @@ def check_window(window: Window | None, causal: bool) -> Window:
     return left, 0 if causal else right
 
 
-def check_number(name: str, value: object, least: float, most: float) -> None:
-    """A finite number with least ≤ value < most."""
+def check_number(name: str, value: object, least: float, most: float) -> float:
+    """A finite number with least ≤ value < most, as Python's own: kernels take no numpy numbers."""
     given = float("nan")
-    if isinstance(value, int | float):
-        given = given if isinstance(value, bool) else value
-    elif isinstance(value, Real):  # numpy's
+    if isinstance(value, int | float | Real) and not isinstance(value, bool):  # numpy's are Real
         given = float(value)
     if not (least <= given < most and given > -float("inf")):
         limits = "finite"
@@ -127,6 +126,7 @@ def check_number(name: str, value: object, least: float, most: float) -> None:
         elif least > -float("inf"):
             limits = f"finite and at least {least:g}"
         raise ValueError(f"{name} must be a number, {limits}; got {value!r}.")
+    return given
 
 
 def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor, name: str = "bias") -> torch.Tensor:

@@ -82,6 +82,7 @@ def attention_with_cache(
     """
     checks.check_cache(q, k_cache, v_cache, block_table)
     checks.check_flag("return_lse", return_lse)
+    batch_invariant = checks.check_flag("batch_invariant", batch_invariant)
     left, right, scale, softcap, alibi_slopes = checked_options(
         q, causal, scale, window, softcap, alibi_slopes, splits, batch_invariant
     )
@@ -92,7 +93,7 @@ def attention_with_cache(
     lengths, longest = checks.check_lengths(lengths, q, longest)
     out, lse = decode(
         q, k_cache, v_cache, lengths, block_table, alibi_slopes, sinks, longest, scale, left, right,
-        None if softcap is None else float(softcap), splits, bool(batch_invariant),
+        softcap, splits, batch_invariant,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -109,11 +110,14 @@ def checked_options(
 ) -> tuple[int | None, int | None, float, float | None, Tensor | None]:
     """The sides of the window, the scale, the softcap and the slopes as the operator takes them."""
     left, right = checks.check_window(window, causal)
-    scale = _check_scores(scale, softcap, q.shape[3])
+    scale = q.shape[3] ** -0.5 if scale is None else checks.check_number("scale", scale, -float("inf"), float("inf"))
+    if softcap is not None:
+        # 0 is flash-attention's way of saying none
+        softcap = checks.check_number("softcap", softcap, 0, float("inf")) or None
     _check_splits(splits, batch_invariant)
     if alibi_slopes is not None:
         alibi_slopes = checks.check_slopes(alibi_slopes, q.shape[0], q.shape[1], q.device)
-    return left, right, scale, softcap or None, alibi_slopes  # 0 is flash-attention's way of saying no softcap
+    return left, right, scale, softcap, alibi_slopes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,16 +235,6 @@ def _in_forward_mode(x: Tensor) -> bool:
     while functorch.is_batchedtensor(x):
         x = functorch.get_unwrapped(x)
     return functorch.is_gradtrackingtensor(x) or forward_ad.unpack_dual(x).tangent is not None
-
-
-def _check_scores(scale: float | None, softcap: float | None, dim: int) -> float:
-    """The scale as a number."""
-    if softcap is not None:
-        checks.check_number("softcap", softcap, 0, float("inf"))
-    if scale is None:
-        return float(dim**-0.5)
-    checks.check_number("scale", scale, -float("inf"), float("inf"))
-    return float(scale)
 
 
 def _check_splits(splits: int | None, batch_invariant: bool) -> None:
