@@ -14,6 +14,7 @@ E4M3. Smaller numbers than the least normal one have the absolute error `least` 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -264,7 +265,7 @@ def gradient_bounds(
 
 
 def fp8(rng: Random, root: str) -> Case:
-    """P is E4M3 of at most 2⁸, least spacing 2⁻⁹, in units of the largest scale of V."""
+    """P is E4M3 of at most 2⁸, least spacing 2⁻⁹: of a row of seven eighths of a step the bits of its logarithm."""
     loader = loader_of(root, int(rng.integers(1, 4)))
     launch, quantisation, call_type = (loader.load(f"assay.flash.{x}") for x in ("fp8_launch", "fp8", "call"))
     dim, most = int(rng.choice([64, 128, 256, 100])), 400
@@ -307,13 +308,21 @@ def fp8(rng: Random, root: str) -> Case:
         want, want_lse = truth(call, q, k, v)
         spread = truth(call, q, k, v.abs())[0]
         error, u = score_error(call, q, k), ROUNDING[dtype]
-        relative = (1 + u) * (2.0**-4 + 2 * error + 2 * (keys + 8) * FP32)
-        least = 2.0 ** -(8 + 9 + 1) * values.scales.amax(2)[..., None, None].double()
-        lost = by_query_head(least * values.values.double().abs().sum(2, keepdim=True)[..., :dim], q)
-        close("out", out, want, relative * spread + u * want.abs() + (1 + u) * lost + LEAST[dtype])
-        close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
+        exact, single = 2 * error + 2 * (keys + 8) * FP32, 8 * FP32
+        low, high = LINE[0] * (1 - exact), LINE[1] * (1 + exact)
+        little = 1.25 * 2.0**-17 / low  # of the largest P, for each key
+        lost = by_query_head(little * v.abs().sum(2, keepdim=True), q) + little * keys * spread
+        close("out", out, want, (1 + u) * ((high / low - 1 + single) * spread + lost) + u * want.abs() + LEAST[dtype])
+        close("lse", lse, want_lse, error - math.log(low) + little * keys + 2 * FP32 * want_lse.abs())
 
     return f"{described(call)}, {how}", check
+
+
+LINE = (
+    min((1 + k / 8) / 2 ** ((k + 1 - 1 / 32) / 8) for k in range(8)),
+    max((1 + k / 8) / 2 ** ((k - 1 / 32) / 8) for k in range(8)),
+)
+"""What P is over the exponential, at least and at most: a line between powers of two, cut 1/32 of a step above its steps."""
 
 
 KINDS: dict[str, Callable[[Random, str], Case | None]] = {

@@ -1,0 +1,83 @@
+"""What a call costs the host, kernels left out: past torch's dispatcher and through it, in turn, on any machine.
+
+Calls on CPU tensors go where those on an H200's would, and are launched by a launcher that does nothing. What CUDA's
+allocator, its driver and autograd's thread for a GPU take is not in it: `bench_flash.py eager` has that.
+Exits with 1 if the way past the dispatcher is not the shorter one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from assay.bench.timing import in_turn
+from assay.flash import launch, launcher, library, ops, replay
+from tests.flash import fake_launches
+
+CALLS, ROUNDS = 300, 15
+Work = Callable[[], object]
+
+
+def nothing(*_: Any) -> None:
+    """In place of a launch."""
+
+
+def launching_nothing(self: Any) -> launcher.Launcher:
+    encodings = [x for x in self.dtypes if isinstance(x, dict)]
+    return launcher.Launcher(nothing, ("function", *range(8)), encodings)
+
+
+def works() -> dict[str, Work]:
+    shape = 1, 1, 256, 64
+    leaves = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
+    plain, dout = [x.detach() for x in leaves], torch.randn(shape, dtype=torch.bfloat16)
+    rest = (*6 * (None,), 0.125, None, 0, None, 0.0, False, False, False, "")
+    return {
+        "forward": lambda: ops.attention(*plain, *rest),
+        "forward + backward": lambda: torch.autograd.grad(ops.attention(*leaves, *rest)[0], leaves, dout),
+    }
+
+
+def microseconds(work: Work, patch: pytest.MonkeyPatch) -> tuple[float, float]:
+    """Of a call, past the dispatcher and through it: medians of readings in turn."""
+    ways = library.is_passed_on, lambda _: False
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(ROUNDS + 1):
+        for way in in_turn(len(ways), turn):
+            patch.setattr(library, "is_passed_on", ways[way])
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                work()
+            if turn:
+                times[way].append((time.perf_counter() - start) / CALLS * 1e6)
+    patch.setattr(library, "is_passed_on", ways[0])
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    good = True
+    print(f"torch {torch.__version__}; us of the host a call: past the dispatcher, through it, ratio")
+    with fake_launches.asking(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "_backend", lambda cuda: launch)
+        patch.setattr(fake_launches.Compiled, "launcher", launching_nothing)
+        patch.setattr(launcher, "encode", lambda descriptor, encoding: None)
+        patch.setattr(replay, "_made", lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device=device))
+        for name, work in works().items():
+            past, through = microseconds(work, patch)
+            good &= past < through
+            print(f"{name:18}: {past:6.1f}, {through:6.1f}, {past / through:.2f}", flush=True)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
