@@ -34,7 +34,7 @@ from tests.flash.emulated_calls import (
     random_tensor,
     spoil,
 )
-from tests.flash.reference import reference_attention
+from tests.flash.reference import LINE, reference_attention
 from tests.gluon.errors import options, stats
 
 Case = tuple[str, Callable[[], None]]
@@ -265,7 +265,7 @@ def gradient_bounds(
 
 
 def fp8(rng: Random, root: str) -> Case:
-    """P is E4M3 of at most 2⁸, least spacing 2⁻⁹: of a row of seven eighths of a step the bits of its logarithm."""
+    """P is the bits of its logarithm (see `LINE`), in E4M3 of at most 2⁸, least spacing 2⁻⁹; scores are FP16."""
     loader = loader_of(root, int(rng.integers(1, 4)))
     launch, quantisation, call_type = (loader.load(f"assay.flash.{x}") for x in ("fp8_launch", "fp8", "call"))
     dim, most = int(rng.choice([64, 128, 256, 100])), 400
@@ -292,11 +292,15 @@ def fp8(rng: Random, root: str) -> Case:
 
     def quantized(x: torch.Tensor, rotate: bool) -> Any:
         """In plain torch. Rotated by the kernel: a sum in another order may round to another 8-bit number."""
-        return launch.quantize(x, how, True) if rotate else quantisation._quantize_plainly(x, how, False)
+        rows = x is not call.v
+        return launch.quantize(x, how, True, rows) if rotate else quantisation._quantize_plainly(x, how, False, rows)
 
     def check() -> None:
         for x in (call.q, call.k) if how.rotate else ():
-            got, plain = quantized(x, True).dequantized(), quantisation._quantize_plainly(x, how, True).dequantized()
+            got, plain = (
+                quantized(x, True).dequantized(),
+                quantisation._quantize_plainly(x, how, True, True).dequantized(),
+            )
             close(
                 "rotated", got, plain, plain.abs() / 8 + 2.0**-9 * plain.abs().max()
             )  # to the next number of three bits
@@ -307,7 +311,9 @@ def fp8(rng: Random, root: str) -> Case:
         v = values.dequantized().double()[..., :dim]
         want, want_lse = truth(call, q, k, v)
         spread = truth(call, q, k, v.abs())[0]
-        error, u = score_error(call, q, k), ROUNDING[dtype]
+        lengths = float(q.norm(dim=3).max() * k.norm(dim=3).max()) * abs(float(call.scale))
+        half = (dim / 32 + 3) * 2.0**-11 * max(lengths, call.softcap or 0)  # sums of 32 in FP16, the slope, the cap
+        error, u = score_error(call, q, k) + half, ROUNDING[dtype]
         exact, single = 2 * error + 2 * (keys + 8) * FP32, 8 * FP32
         low, high = LINE[0] * (1 - exact), LINE[1] * (1 + exact)
         little = 1.25 * 2.0**-17 / low  # of the largest P, for each key
@@ -316,13 +322,6 @@ def fp8(rng: Random, root: str) -> Case:
         close("lse", lse, want_lse, error - math.log(low) + little * keys + 2 * FP32 * want_lse.abs())
 
     return f"{described(call)}, {how}", check
-
-
-LINE = (
-    min((1 + k / 8) / 2 ** ((k + 1 - 1 / 32) / 8) for k in range(8)),
-    max((1 + k / 8) / 2 ** ((k - 1 / 32) / 8) for k in range(8)),
-)
-"""What P is over the exponential, at least and at most: a line between powers of two, cut 1/32 of a step above its steps."""
 
 
 KINDS: dict[str, Callable[[Random, str], Case | None]] = {

@@ -1,12 +1,19 @@
 """Forward on Hopper in FP8: the warps of `hopper_forward_tiles`, products of 8-bit numbers at twice the rate.
 
 Q, K and V come quantised, each block with its scale, V as (D, keys) since the tensor cores take 8-bit operands along
-their sums only. The scales of Q and K join that of the scores; that of V joins P, as a shift of its exponent, so that
-one scale is left for the output. P is made as large as its format takes.
+their sums only. The scales of Q and K join that of the scores; the output is in units of the scale of V's latest
+block. P is made as large as its format takes.
 
 P is E4M3 whatever the format of V. P·V wants it in other threads than Q·Kᵀ leaves the scores in, four neighbours to a
 thread instead of two. But the order of the keys is free where they are summed up: V comes with its keys in the order in
 which the threads hold P (`in_thread_order`), and nothing is moved.
+
+No exponential is computed. The bits of a floating-point number, read as a whole number, are its logarithm but for a
+curve of half a step of E4M3: so a score, scaled, shifted and cut to a byte, is P (`probabilities`). The row sum is that
+of these P, by one more product with a matrix of ones, so that what they have in common cancels.
+
+Scores are FP16, two to a register and to an instruction: Q and K come with rows so short (`fp8.LONGEST`) that no
+product of two is beyond it, and eleven bits of a score are more than P keeps.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -24,8 +31,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_fragments import largest_halves
 from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, work_of
-from assay.flash.kernels.hopper_softmax import row_maxima
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
@@ -77,6 +84,8 @@ class State(NamedTuple):
     """Of the block before: it waits for its product with V."""
     output: Any
     maximum: Any
+    reference: Any
+    """What P is relative to."""
     row_sum: Any
     """(rows, SUMS), all columns alike."""
     factor: Any
@@ -153,35 +162,47 @@ def in_thread_order(p):
 
 
 @gluon.jit
-def probabilities(logarithms, LAYOUT: gl.constexpr):
-    """2 to those in E4M3, four numbers in two registers, each behind a byte of no use.
+def probabilities(s, slope, start, LAYOUT: gl.constexpr):
+    """P in E4M3, four numbers in two registers, each before a byte of no use.
 
-    A logarithm x is given as 2 + (x + 7) / 8 + 2⁻¹¹. In [2, 4) the seven bits behind the exponent are then 8 · (x + 7),
-    cut: four bits of exponent and three of mantissa, as E4M3 has them, where a straight line from power to power of two
-    stands for the exponential. Up to 2⁻⁶ E4M3's numbers lie evenly, and that line ends at 2⁻⁷; another one,
-    3 / 2 · (x + 9.67), goes on to 2⁻⁹. Below is 0.
+    With the logarithm x of P, slope · score + start is 1024 + 8 · (x + 7) - 15/32: cut to a whole number, of which
+    seven bits are left, four bits of exponent and three of mantissa as E4M3 has them, where a straight line from power
+    to power of two stands for the exponential. Up to 2⁻⁶ E4M3's numbers lie evenly, and that line ends at 2⁻⁷; another
+    one, 3 / 2 · (x + 9.6), goes on to 2⁻⁹. Below is 0.
     """
-    y = gl.convert_layout(in_thread_order(logarithms), LAYOUT, assert_trivial=True)
-    even, odd = gl.split(gl.reshape(y, [y.shape[0], y.shape[1] // 4, 2, 2]))
+    s = gl.convert_layout(in_thread_order(s), LAYOUT, assert_trivial=True)
+    even, odd = gl.split(gl.reshape(s, [s.shape[0], s.shape[1] // 4, 2, 2]))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
-    return cut(first, second), cut(third, fourth)
+    ROW: gl.constexpr = gl.SliceLayout(1, first.type.layout)
+    slope = gl.expand_dims(gl.convert_layout(slope, ROW, assert_trivial=True), 1)
+    start = gl.expand_dims(gl.convert_layout(start, ROW, assert_trivial=True), 1)
+    return cut(first, second, slope, start), cut(third, fourth, slope, start)
 
 
 @gluon.jit
-def cut(one, other):
-    """Two of `probabilities`."""
+def cut(one, other, slope, start):
+    """Two of `probabilities`. The other line is 3/16 of the first and 836."""
     CUT: gl.constexpr = """{
-        .reg .b32 both, line, slope, start, least;
-        mov.b32 slope, 0x3E403E40;
-        mov.b32 start, 0x3FD83FD8;
-        mov.b32 least, 0x40004000;
-        prmt.b32 both, $1, $2, 0x7632;
-        fma.rn.bf16x2 line, both, slope, start;
-        max.s16x2 both, both, line;
-        max.s16x2 $0, both, least;
+        .reg .b32 first, second, part, least;
+        mov.b32 part, 0x32003200;
+        mov.b32 second, 0x62886288;
+        mov.b32 least, 0x64006400;
+        mov.b32 first, {$1, $2};
+        fma.rn.f16x2 first, first, $3, $4;
+        fma.rn.f16x2 second, first, part, second;
+        max.s16x2 first, first, second;
+        max.s16x2 $0, first, least;
     }"""
-    return gl.inline_asm_elementwise(CUT, "=r,f,f", [one, other], dtype=gl.uint32, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        CUT, "=r,h,h,r,r", [one, other, slope, start], dtype=gl.uint32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def twice(x):
+    """In FP16, as a pair."""
+    return x.to(gl.float16).to(gl.uint16, bitcast=True).to(gl.uint32) * 0x10001
 
 
 @gluon.jit
@@ -205,11 +226,15 @@ def singles(p, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def softmax(s, maximum, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
-    """One block's scores → P times 2⁸ (see `probabilities`), the new maximum, the factor for what came before."""
+def softmax(s, maximum, before, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
+    """One block's scores → P times 2⁸ (see `probabilities`), the new maximum and reference, the factor for the rest.
+
+    P is relative to the reference, which is a little above the maximum: `start` is a number that FP16 holds. It holds
+    none for scores beyond 5500, which give NaN.
+    """
     if scores.cap is not None:
-        s = tanh(s * unit)
-        unit = scores.cap
+        s = (tanh(s.to(gl.float32) * unit) * 16384.0).to(gl.float16)
+        unit = scores.cap / 16384.0
     if MASKED:
         keys = gl.expand_dims(block * s.shape[1] + tile.columns, 0)
         position = gl.expand_dims(tile.rows + (work.len_k - work.len_q), 1)
@@ -219,13 +244,18 @@ def softmax(s, maximum, block, unit, tile, work, span, scores, LAYOUT: gl.conste
         if span.left is not None:
             seen &= keys >= position - span.left
         s = gl.where(seen, s, float("-inf"))
-    latest = gl.maximum(maximum, row_maxima(s, not MASKED) * unit)
-    reference = latest
+    latest = gl.max(largest_halves(s).to(gl.float32), 1)
+    latest = gl.maximum(maximum, gl.convert_layout(latest, maximum.type.layout) * unit)
+    above = latest
     if MASKED:
-        reference = gl.where(latest == float("-inf"), 0.0, latest)
-    START: gl.constexpr = 2 + (LARGEST_P + 7) / 8 + 2.0**-11
-    halves = probabilities(s * (unit * 0.125) + gl.expand_dims(START - reference * 0.125, 1), LAYOUT)
-    return halves, latest, gl.exp2(maximum - reference)
+        above = gl.where(latest == float("-inf"), 0.0, latest)
+    START: gl.constexpr = 1024 + 8 * (LARGEST_P + 7) - 15 / 32
+    start = START - 8.0 * above
+    start = gl.floor(start - gl.abs(start) * 2.0**-11)
+    start = gl.where(gl.abs(start) < 65000.0, start, float("nan"))
+    reference = (START - start) * 0.125
+    slope = gl.full([ROWS], 0.0, gl.float32, latest.type.layout) + unit * 8.0
+    return probabilities(s, twice(slope), twice(start), LAYOUT), latest, reference, gl.exp2(before - reference)
 
 
 @gluon.jit
@@ -268,8 +298,8 @@ def over_blocks(
         unit, v_scale = block_scales(tile, scales, block)
         p = singles(state.p, P_LAYOUT)
         mbarrier.wait(buffers.k_full.index(stage), phase)
-        empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
-        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+        empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
+        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
         mbarrier.wait(buffers.v_full.index(before), phase_before)
         values = buffers.v.index(before).permute((1, 0))
         if TWO_LEVEL:
@@ -280,10 +310,9 @@ def over_blocks(
         else:
             product = warpgroup_mma(p, values, state.output, is_async=True)
             sums = row_sums(p, state.row_sum, buffers, True)
-        s = warpgroup_mma_wait(2, deps=(s,))
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-        halves, maximum, factor = softmax(
-            s, state.maximum, block, unit, tile, work, span, scores, P_LAYOUT, MASKED
+        halves, maximum, reference, factor = softmax(
+            s, state.maximum, state.reference, block, unit, tile, work, span, scores, P_LAYOUT, MASKED
         )
         if BLOCK_VALUE_DIM <= 128:
             # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not
@@ -298,7 +327,7 @@ def over_blocks(
         else:
             output = by_row(product, factor * v_ratio)
             row_sum = by_row(sums, factor)
-        state = State(fours(halves), output, maximum, row_sum, factor, v_ratio, v_scale)
+        state = State(fours(halves), output, maximum, reference, row_sum, factor, v_ratio, v_scale)
     return state
 
 
@@ -358,7 +387,7 @@ def attend(
     )
     one = gl.full([ROWS], 1.0, gl.float32, ROW_LAYOUT)
     output = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
-    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
+    empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
     row_sum = gl.zeros([ROWS, SUMS], gl.float32, SUM_LAYOUT)
     maximum = one * float("-inf")
     if sinks is not None:  # one more key, which has no value
@@ -376,11 +405,12 @@ def attend(
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     stage, phase = stage_of(earlier, STAGES)
     mbarrier.wait(buffers.k_full.index(stage), phase)
-    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
+    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-    halves, maximum, factor = softmax(s, maximum, block, unit, tile, work, span, scores, P_LAYOUT, True)
-    state = State(fours(halves), output, maximum, by_row(row_sum, factor), one, 1.0, v_scale)
+    halves, maximum, reference, factor = softmax(
+        s, maximum, maximum, block, unit, tile, work, span, scores, P_LAYOUT, True
+    )
+    state = State(fours(halves), output, maximum, reference, by_row(row_sum, factor), one, 1.0, v_scale)
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
     state = over_blocks(1, right, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL)
@@ -412,7 +442,7 @@ def attend(
     row_sum = gl.convert_layout(gl.max(row_sum, 1), ROW_LAYOUT)
     inverse = state.v_scale / gl.where(row_sum == 0.0, 1.0, row_sum)
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries
-    gl.store(lse + place + rows, (state.maximum + gl.log2(row_sum) - LARGEST_P) * LN_2, mask=rows < work.len_q)
+    gl.store(lse + place + rows, (state.reference + gl.log2(row_sum) - LARGEST_P) * LN_2, mask=rows < work.len_q)
     rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
     buffer = buffers.out.index(consumer)
     write(out_tiles, out, out_strides, by_row(output, inverse), rows_at, buffer, False, VALUE_DIM)

@@ -75,6 +75,17 @@ def largest_of(parts: tl.tuple) -> tl.tensor:
 
 
 @triton.jit
+def longest_of(parts: tl.tuple, scale: tl.tensor) -> tl.tensor:
+    """The length of the longest row, of numbers that are finite, in units of the scale."""
+    squares = None
+    for i in tl.static_range(len(parts)):
+        part = tl.where(size_of(parts[i]) < INFINITE, parts[i].to(tl.float32), 0.0) / scale
+        square = tl.sum(part * part, 1)
+        squares = square if squares is None else squares + square
+    return tl.sqrt_rn(tl.max(squares, 0))
+
+
+@triton.jit
 def quantize_blocks(
     x: tl.tensor,
     x_strides: tl.tuple,
@@ -90,13 +101,15 @@ def quantize_blocks(
     ROWS: tl.constexpr,
     LARGEST: tl.constexpr,
     SMALLEST: tl.constexpr,
+    LONGEST: tl.constexpr,
     GIVEN: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """A program takes some of the `total` blocks of rows, `blocks` to a head; with STAGES > 1 the next is read already.
 
-    Scales are (B, H, blocks), read if GIVEN, else written. `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
+    Scales are (B, H, blocks), read if GIVEN, else written; LONGEST, if not None, is the longest row that they make.
+    `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
     (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. For `turns`, which may be None, see
     `rotated`: with them 64 dimensions are taken at a time, else all at once.
     """
@@ -123,6 +136,8 @@ def quantize_blocks(
             scale = tl.load(scales + number)
         else:
             scale = power_of_two(tl.maximum(tl.div_rn(largest_of(parts) * UNIT, LARGEST), SMALLEST))
+            if LONGEST is not None:
+                scale *= power_of_two(tl.maximum(tl.div_rn(longest_of(parts, scale / UNIT), LONGEST), 1.0))
             tl.store(scales + number, scale)
         if out is not None:
             for i in tl.static_range(PARTS):
