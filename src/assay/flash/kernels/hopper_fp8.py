@@ -310,13 +310,15 @@ def over_blocks(
         else:
             product = warpgroup_mma(p, values, state.output, is_async=True)
             sums = row_sums(p, state.row_sum, buffers, True)
+        # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not put
+        # between products that could be under way.
+        mbarrier.wait(buffers.v_full.index(before), phase_before)
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         halves, maximum, reference, factor = softmax(
             s, state.maximum, state.reference, block, unit, tile, work, span, scores, P_LAYOUT, MASKED
         )
         if BLOCK_VALUE_DIM <= 128:
-            # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not
-            # put behind the product. At D_v 256, where the products fill the time, it is better there.
+            # As above: nor is it put behind them. At D_v 256, where the products fill the time, it is better there.
             mbarrier.wait(buffers.v_full.index(before), phase_before)
         product, sums = warpgroup_mma_wait(0, deps=(product, sums))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
