@@ -290,7 +290,6 @@ def over_blocks(
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
     O_LAYOUT: gl.constexpr = state.output.type.layout
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
-    SUM_LAYOUT: gl.constexpr = state.row_sum.type.layout
     for back in range(first, last):
         stage, phase = stage_of(earlier + back, STAGES)
         before, phase_before = stage_of(earlier + back - 1, STAGES)
@@ -305,11 +304,9 @@ def over_blocks(
         if TWO_LEVEL:
             nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
             product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
-            no_sums = gl.zeros([ROWS, SUMS], gl.float32, SUM_LAYOUT)
-            sums = row_sums(p, no_sums, buffers, False)
         else:
             product = warpgroup_mma(p, values, state.output, is_async=True)
-            sums = row_sums(p, state.row_sum, buffers, True)
+        sums = row_sums(p, buffers)
         # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not put
         # between products that could be under way.
         mbarrier.wait(buffers.v_full.index(before), phase_before)
@@ -328,17 +325,18 @@ def over_blocks(
             row_sum = by_row(state.row_sum, state.factor) + sums
         else:
             output = by_row(product, factor * v_ratio)
-            row_sum = by_row(sums, factor)
+            row_sum = by_row(state.row_sum + sums, factor)
         state = State(fours(halves), output, maximum, reference, row_sum, factor, v_ratio, v_scale)
     return state
 
 
 @gluon.jit
-def row_sums(p, earlier, buffers, ADDED: gl.constexpr):
-    """Those of P, by the tensor cores; added to the `earlier` ones, or alone."""
-    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, earlier.type.layout, 4)
-    p = gl.convert_layout(p, LAYOUT, assert_trivial=True)
-    return warpgroup_mma(p, buffers.ones.index(0).permute((1, 0)), earlier, use_acc=ADDED, is_async=True)
+def row_sums(p, buffers):
+    """(rows, SUMS): a block's, by the tensor cores. They keep 14 bits: blocks are summed up elsewhere."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SUMS, 32])
+    p = gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 4), assert_trivial=True)
+    nothing = gl.zeros([ROWS, SUMS], gl.float32, LAYOUT)
+    return warpgroup_mma(p, buffers.ones.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -432,13 +430,15 @@ def attend(
         nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
         product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
         output = by_row(output, state.factor * state.v_ratio)
-        sums = row_sums(p, by_row(row_sum, state.factor), buffers, True)
-        product, row_sum = warpgroup_mma_wait(0, deps=(product, sums))
+        sums = row_sums(p, buffers)
+        product, sums = warpgroup_mma_wait(0, deps=(product, sums))
         output += product
+        row_sum = by_row(row_sum, state.factor) + sums
     else:
         product = warpgroup_mma(p, values, output, is_async=True)
-        sums = row_sums(p, row_sum, buffers, True)
-        output, row_sum = warpgroup_mma_wait(0, deps=(product, sums))
+        sums = row_sums(p, buffers)
+        output, sums = warpgroup_mma_wait(0, deps=(product, sums))
+        row_sum += sums
     mbarrier.arrive(buffers.v_empty.index(stage), count=1)
 
     row_sum = gl.convert_layout(gl.max(row_sum, 1), ROW_LAYOUT)
