@@ -70,13 +70,13 @@ def test_scales_are_the_smallest_powers_of_two(form: str) -> None:
 def test_products_of_short_rows_fit_fp16(form: str, scaling: str) -> None:
     x, fp8 = draw(2, 3, 300, 80), FP8(format=form, scaling=scaling)
     x[0, 1, 5] = 1.0  # all as large as the largest: its row is the longest that there can be
-    given, largest = quantize(x, fp8, short=True), quantize(x, fp8)
+    given = quantize(x, fp8, short=True)
     assert (torch.frexp(given.scales)[0] == 0.5).all()
     lengths = (torch.nn.functional.pad(x, (0, 48)) / by_row(given)).norm(dim=3)
     assert (lengths <= 240).all()
     longest = torch.nn.functional.pad(lengths, (0, 84)).unflatten(2, (3, BLOCK)).amax(3)
     if scaling == "block":
-        assert ((longest > 120) | (given.scales == largest.scales)).all()
+        assert (longest > 120)[longest > 0].all()
     rows = given.values.double().flatten(0, 2)
     products = (rows.abs() @ rows.abs().mT).amax()
     assert 120**2 < products <= torch.finfo(torch.float16).max

@@ -124,18 +124,13 @@ def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool, short: bool) -> Quantiz
     finite = wide.isfinite()
     whole = torch.nn.functional.pad(wide.where(finite, 0.0), (0, 0, 0, blocks * BLOCK - rows))
     whole = whole.unflatten(2, (blocks, BLOCK)) if blocks else whole.new_empty(*x.shape[:2], 0, BLOCK, room(dim))
-    scales = power_of_two_scales(whole.abs().amax((3, 4)), fp8.dtype)
     if short:
-        lengths = (whole / scales[..., None, None]).square().sum(4).amax(3).sqrt()
-        scales = scales * powers_of_two((lengths / LONGEST).clamp(min=1.0))
-    scales = shared_scales(scales, fp8.scaling)
+        most = whole.double().square().sum(4).amax(3).sqrt().div(LONGEST).float()
+    else:
+        most = whole.abs().amax((3, 4)) / torch.finfo(fp8.dtype).max
+    scales = shared_scales(powers_of_two(most.clamp(min=SMALLEST)), fp8.scaling)
     by_row = scales.repeat_interleave(BLOCK, 2)[:, :, :rows, None]
     return Quantized((wide / by_row).where(finite, torch.nan).to(fp8.dtype), scales)
-
-
-def power_of_two_scales(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest powers of two by which numbers up to `largest` fit the format."""
-    return powers_of_two((largest / torch.finfo(dtype).max).clamp(min=SMALLEST))
 
 
 def powers_of_two(x: Tensor) -> Tensor:
