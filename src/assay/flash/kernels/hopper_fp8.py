@@ -47,10 +47,6 @@ from assay.flash.kernels.hopper_shared import (
 )
 
 LARGEST_P = gl.constexpr(8)  # P's largest value is 2 to this
-START = gl.constexpr(1024 + 8 * (8 + 7))  # of the largest P: its bits, in the last ones of an FP16 number
-CUT = gl.constexpr(15 / 32)  # what is rounded after this was taken from it is cut, but for 1/32
-MOST_SCORE = gl.constexpr(32000.0)  # above all scores of short rows; two such numbers are in FP16's range
-MOST_LOGARITHM = gl.constexpr(2.0**17)  # of which rounding to FP16 takes so little that `start` can make up for it
 SUMS = gl.constexpr(8)  # columns of the row sums, all alike: the fewest that a product has
 LEAST_SCALE = gl.constexpr(2.0**-80)  # of a block of V, times the largest: what is below adds nothing in FP32
 
@@ -75,8 +71,6 @@ class Rows(NamedTuple):
     columns: Any
     unit: Any
     """Of the scores, before the scale of K."""
-    inverse: Any
-    """1 over it."""
     kv_place: Any
     """Where the scales of this head's K and V begin."""
     v_least: Any
@@ -168,27 +162,26 @@ def in_thread_order(p):
 
 
 @gluon.jit
-def probabilities(s, middle, slope, start, LAYOUT: gl.constexpr):
+def probabilities(s, slope, start, LAYOUT: gl.constexpr):
     """P in E4M3, four numbers in two registers, each before a byte of no use.
 
-    With the logarithm x of P, slope · (score - middle) + start is 1024 + 8 · (x + 7) - 15/32: FP16 rounds it to a whole
-    number, of which seven bits are left, four bits of exponent and three of mantissa as E4M3 has them, where a straight
-    line from power to power of two stands for the exponential. Up to 2⁻⁶ E4M3's numbers lie evenly, and that line ends
-    at 2⁻⁷; another one, 3 / 2 · (x + 9.6), goes on to 2⁻⁹. Below is 0.
+    With the logarithm x of P, slope · score + start is 1024 + 8 · (x + 7) - 15/32: cut to a whole number, of which
+    seven bits are left, four bits of exponent and three of mantissa as E4M3 has them, where a straight line from power
+    to power of two stands for the exponential. Up to 2⁻⁶ E4M3's numbers lie evenly, and that line ends at 2⁻⁷; another
+    one, 3 / 2 · (x + 9.6), goes on to 2⁻⁹. Below is 0.
     """
     s = gl.convert_layout(in_thread_order(s), LAYOUT, assert_trivial=True)
     even, odd = gl.split(gl.reshape(s, [s.shape[0], s.shape[1] // 4, 2, 2]))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
     ROW: gl.constexpr = gl.SliceLayout(1, first.type.layout)
-    middle = gl.expand_dims(gl.convert_layout(middle, ROW, assert_trivial=True), 1)
     slope = gl.expand_dims(gl.convert_layout(slope, ROW, assert_trivial=True), 1)
     start = gl.expand_dims(gl.convert_layout(start, ROW, assert_trivial=True), 1)
-    return cut(first, second, middle, slope, start), cut(third, fourth, middle, slope, start)
+    return cut(first, second, slope, start), cut(third, fourth, slope, start)
 
 
 @gluon.jit
-def cut(one, other, middle, slope, start):
+def cut(one, other, slope, start):
     """Two of `probabilities`. The other line is 3/16 of the first and 836."""
     CUT: gl.constexpr = """{
         .reg .b32 first, second, part, least;
@@ -196,14 +189,13 @@ def cut(one, other, middle, slope, start):
         mov.b32 second, 0x62886288;
         mov.b32 least, 0x64006400;
         mov.b32 first, {$1, $2};
-        sub.rn.f16x2 first, first, $3;
-        fma.rn.f16x2 first, first, $4, $5;
+        fma.rn.f16x2 first, first, $3, $4;
         fma.rn.f16x2 second, first, part, second;
         max.s16x2 first, first, second;
         max.s16x2 $0, first, least;
     }"""
     return gl.inline_asm_elementwise(
-        CUT, "=r,h,h,r,r,r", [one, other, middle, slope, start], dtype=gl.uint32, is_pure=True, pack=1
+        CUT, "=r,h,h,r,r", [one, other, slope, start], dtype=gl.uint32, is_pure=True, pack=1
     )
 
 
@@ -234,19 +226,15 @@ def singles(p, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def softmax(
-    s, maximum, before, block, unit, inverse, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr
-):
+def softmax(s, maximum, before, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
     """One block's scores → P times 2⁸ (see `probabilities`), the new maximum and reference, the factor for the rest.
 
-    P is relative to the reference: the maximum, but for what FP16 rounds off `start`, which makes up for the rounding
-    of `middle`. A block far below the maximum begins far below it, since `middle` does not reach so far. Where the
-    maximum is beyond ±90,000 P is NaN.
+    P is relative to the reference, which is a little above the maximum: `start` is a number that FP16 holds. It holds
+    none for scores beyond 5500, which give NaN.
     """
     if scores.cap is not None:
         s = (tanh(s.to(gl.float32) * unit) * 16384.0).to(gl.float16)
         unit = scores.cap / 16384.0
-        inverse = 16384.0 / scores.cap
     if MASKED:
         keys = gl.expand_dims(block * s.shape[1] + tile.columns, 0)
         position = gl.expand_dims(tile.rows + (work.len_k - work.len_q), 1)
@@ -256,25 +244,21 @@ def softmax(
         if span.left is not None:
             seen &= keys >= position - span.left
         s = gl.where(seen, s, float("-inf"))
-    own = gl.convert_layout(gl.max(largest_halves(s).to(gl.float32), 1), maximum.type.layout)
-    latest = gl.maximum(maximum, own * unit)
-    top = latest
+    latest = gl.max(largest_halves(s).to(gl.float32), 1)
+    latest = gl.maximum(maximum, gl.convert_layout(latest, maximum.type.layout) * unit)
+    above = latest
     if MASKED:
-        top = gl.where(latest == float("-inf"), 0.0, latest)
-    above = top + CUT / 8
-    middle = gl.minimum(gl.maximum(above * inverse, -MOST_SCORE), MOST_SCORE).to(gl.float16)
-    exact = gl.maximum(START - 8.0 * (above - middle.to(gl.float32) * unit), 0.0)
-    exact = gl.where(gl.abs(above) < MOST_LOGARITHM, exact, float("nan"))
-    if MASKED:
-        exact = gl.where(own == float("-inf"), 0.0, exact)
-    start = exact.to(gl.float16)
-    reference = top + (exact - start.to(gl.float32)) * 0.125
+        above = gl.where(latest == float("-inf"), 0.0, latest)
+    START: gl.constexpr = 1024 + 8 * (LARGEST_P + 7) - 15 / 32
+    start = START - 8.0 * above
+    start = gl.floor(start - gl.abs(start) * 2.0**-11)
+    start = gl.where(gl.abs(start) < 65000.0, start, float("nan"))
+    reference = (START - start) * 0.125
+    slope = gl.full([ROWS], 0.0, gl.float32, latest.type.layout) + gl.maximum(unit * 8.0, 2.0**-24)
     factor = gl.exp2(before - reference)
     if MASKED:
         reference = gl.where(latest == float("-inf"), latest, reference)
-    slope = gl.full([ROWS], 0.0, gl.float32, latest.type.layout)
-    slope += gl.minimum(gl.maximum(unit * 8.0, 2.0**-24), 65504.0)
-    return probabilities(s, twice(middle), twice(slope), twice(start), LAYOUT), latest, reference, factor
+    return probabilities(s, twice(slope), twice(start), LAYOUT), latest, reference, factor
 
 
 @gluon.jit
@@ -285,17 +269,16 @@ def by_row(output, factor):
 
 @gluon.jit
 def block_scales(tile, scales, block):
-    """The unit of a block's scores, 1 over it, and the scale of its V."""
-    k_scale = gl.load(scales.k + tile.kv_place + block)
+    """The unit of a block's scores and the scale of its V, powers of two but for the scores' own scale."""
     v_scale = gl.maximum(gl.load(scales.v + tile.kv_place + block), tile.v_least)
-    return tile.unit * k_scale, ratio(tile.inverse, k_scale), v_scale
+    return tile.unit * gl.load(scales.k + tile.kv_place + block), v_scale
 
 
 @gluon.jit
 def ratio(one, other):
-    """Any number over a power of two."""
-    steps = 0x3F800000 - other.to(gl.int32, bitcast=True)
-    return (one.to(gl.int32, bitcast=True) + steps).to(gl.float32, bitcast=True)
+    """Of powers of two."""
+    steps = one.to(gl.int32, bitcast=True) - other.to(gl.int32, bitcast=True)
+    return (steps + 0x3F800000).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -314,7 +297,7 @@ def over_blocks(
         stage, phase = stage_of(earlier + back, STAGES)
         before, phase_before = stage_of(earlier + back - 1, STAGES)
         block = work.end - 1 - back
-        unit, inverse, v_scale = block_scales(tile, scales, block)
+        unit, v_scale = block_scales(tile, scales, block)
         p = singles(state.p, P_LAYOUT)
         mbarrier.wait(buffers.k_full.index(stage), phase)
         empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
@@ -332,7 +315,7 @@ def over_blocks(
         mbarrier.wait(buffers.v_full.index(before), phase_before)
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
         halves, maximum, reference, factor = softmax(
-            s, state.maximum, state.reference, block, unit, inverse, tile, work, span, scores, P_LAYOUT, MASKED
+            s, state.maximum, state.reference, block, unit, tile, work, span, scores, P_LAYOUT, MASKED
         )
         if BLOCK_VALUE_DIM <= 128:
             # As above: nor is it put behind them. At D_v 256, where the products fill the time, it is better there.
@@ -398,12 +381,10 @@ def attend(
     rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, ROW_LAYOUT)
     kv_head = work.batch * (heads // group) + work.kv_head
     q_place = (work.batch * heads + work.head) * scales.q_blocks + work.first_row // (ROWS * CONSUMERS)
-    unit = scores.scale * gl.load(scales.q + q_place)
     tile = Rows(
         rows,
         gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT)),
-        unit,
-        1.0 / unit,
+        scores.scale * gl.load(scales.q + q_place),
         kv_head * scales.k_blocks,
         gl.load(scales.v_largest + kv_head) * LEAST_SCALE,
     )
@@ -416,7 +397,7 @@ def attend(
         maximum = one * (gl.load(sinks + work.head).to(gl.float32) * LOG2_E)
         row_sum += 2.0**LARGEST_P
     block = work.end - 1
-    unit, inverse, v_scale = block_scales(tile, scales, block)
+    unit, v_scale = block_scales(tile, scales, block)
 
     mbarrier.wait(buffers.q_full.index(consumer), count & 1)
     q = buffers.q.index(consumer)
@@ -430,7 +411,7 @@ def attend(
     s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
     halves, maximum, reference, factor = softmax(
-        s, maximum, maximum, block, unit, inverse, tile, work, span, scores, P_LAYOUT, True
+        s, maximum, maximum, block, unit, tile, work, span, scores, P_LAYOUT, True
     )
     state = State(fours(halves), output, maximum, reference, by_row(row_sum, factor), one, 1.0, v_scale)
     right = gl.maximum(work.end - work.whole_end, 1)
