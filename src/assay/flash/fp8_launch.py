@@ -22,22 +22,20 @@ _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
 
-def quantize(x: torch.Tensor, fp8: FP8, rotate: bool, short: bool) -> Quantized:
+def quantize(x: torch.Tensor, fp8: FP8, rotate: bool) -> Quantized:
     """See `fp8.quantize`."""
     values = torch.empty(*x.shape[:3], room(x.shape[3]), dtype=fp8.dtype, device=x.device)
-    return Quantized(values, _fill(x, values, fp8, rotate, short, transposed=False))
+    return Quantized(values, _fill(x, values, fp8, rotate, transposed=False))
 
 
 def quantize_values(v: torch.Tensor, fp8: FP8) -> Quantized:
     """V as the kernel takes it, (B, H, D, keys): whole blocks of keys, in the order of `in_thread_order`."""
     keys = triton.cdiv(v.shape[2], BLOCK) * BLOCK
     values = torch.empty(*v.shape[:2], room(v.shape[3]), keys, dtype=fp8.dtype, device=v.device)
-    return Quantized(values, _fill(v, values, fp8, False, False, transposed=True))
+    return Quantized(values, _fill(v, values, fp8, rotate=False, transposed=True))
 
 
-def _fill(
-    x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, short: bool, *, transposed: bool
-) -> torch.Tensor:
+def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, transposed: bool) -> torch.Tensor:
     """Fills `values`, and returns the scales."""
     batch, heads, rows, dim = x.shape
     blocks = triton.cdiv(rows, BLOCK)
@@ -65,7 +63,6 @@ def _fill(
             ROWS=BLOCK,
             LARGEST=torch.finfo(fp8.dtype).max,
             SMALLEST=quantisation.SMALLEST,
-            LONGEST=quantisation.LONGEST if short else None,
             GIVEN=given,
             TRANSPOSED=transposed,
             STAGES=stages,
@@ -122,7 +119,7 @@ def forward(
 def quantize_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fp8: FP8) -> All:
     """As `attend` takes them; a negative scale's sign goes into Q."""
     turned = -q if scale < 0 else q
-    return quantize(turned, fp8, fp8.rotate, True), quantize(k, fp8, fp8.rotate, True), quantize_values(v, fp8)
+    return quantize(turned, fp8, fp8.rotate), quantize(k, fp8, fp8.rotate), quantize_values(v, fp8)
 
 
 def attend(
