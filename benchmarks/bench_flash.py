@@ -1,15 +1,14 @@
 """`flash_attention` beside its peers: SDPA's cuDNN and FA2 on CUDA, SDPA on the CPU.
 
 CUDA: forward and backward over head dimensions, lengths and masks (calls captured in a CUDA graph, so that what is
-timed is the kernel); what features, packing and knobs cost over the plain call; what a call from Python costs; working
-memory from 1k to 64k, beside standard attention's. All contenders in turn, round by round, medians, inputs that rotate.
-Exits with 1 if a goal is missed.
+timed is the kernel); what knobs cost over the plain call; what a call from Python costs; working memory from 1k to 64k,
+beside standard attention's. All contenders in turn, round by round, medians, inputs that rotate. Exits with 1 if a goal
+is missed. What features cost: `bench_flash_features.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import statistics
 import sys
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +31,6 @@ from benchmarks.bench_flash_cpu import bench_cpu
 
 FORWARD_GOAL, BACKWARD_GOAL = 0.85, 0.7
 """Speed over cuDNN's; and over FA2's at least 1."""
-FEATURE_GOAL = 1.1
-"""Time with a feature over the time without, at the same FLOPs."""
 KNOB_GOAL = 2.0
 """Time of a perturbed kernel over the plain one."""
 TOKENS, HIDDEN = 16384, 2048
@@ -145,69 +141,6 @@ def bench_grid(name: str, rounds: int) -> bool:
                 )
                 del sets
     return good
-
-
-def bench_features(rounds: int) -> bool:
-    """Each feature beside the plain call that does as many FLOPs."""
-    good = True
-    print("time over plain (forward, backward)")
-    for dim in (64, 128):
-        for name, length, how, plain, kv_heads in _features(dim):
-            sets, same = draw(length, dim, kv_heads), draw(plain.pop("length", length), dim)
-            ratios = []
-            for make in (forward_works, backward_works):
-                works = [
-                    make(lambda q, k, v, how=how: flash_attention(q, k, v, **how), _packed(sets, how)),
-                    make(lambda q, k, v, how=plain: flash_attention(q, k, v, **how), same),
-                ]
-                with_it, without = milliseconds(works, rounds)
-                ratios.append(with_it / without / _flops_over_equal(how, length))
-            fine = max(ratios) <= FEATURE_GOAL or name.startswith("(")
-            good &= fine
-            print(f"{name:24} D {dim:3}: {ratios[0]:.2f}, {ratios[1]:.2f}{'' if fine else '  MISSED'}", flush=True)
-    return good
-
-
-def _packed(sets: list[list[torch.Tensor]], how: dict[str, Any]) -> list[list[torch.Tensor]]:
-    if "cu_seqlens_q" not in how:
-        return sets
-    return [
-        [x.detach().transpose(0, 1).flatten(1, 2)[None].contiguous().requires_grad_() for x in each] for each in sets
-    ]
-
-
-UNEQUAL = (6144, 4096, 2560, 1536, 1024, 512, 300, 212)
-"""Lengths of packed sequences, TOKENS in all, as a bucket of documents has them."""
-
-
-def _unequal(device: str) -> torch.Tensor:
-    return torch.tensor([0, *itertools.accumulate(UNEQUAL)], device=device, dtype=torch.int32)
-
-
-def _flops_over_equal(how: dict[str, Any], length: int) -> float:
-    """FLOPs of the packed sequences over those of as many tokens in sequences of one length: a sum of squares each."""
-    if "cu_seqlens_q" not in how:
-        return 1.0
-    lengths = how["cu_seqlens_q"].diff().double()
-    return float(lengths.square().sum() / (length * lengths.sum()))
-
-
-def _features(dim: int) -> list[tuple[str, int, dict[str, Any], dict[str, Any], int | None]]:
-    heads, length = HIDDEN // dim, 4096
-    slopes = torch.rand(heads, device="cuda") / 100
-    cu = torch.arange(0, TOKENS + 1, length, device="cuda", dtype=torch.int32)
-    causal = {"causal": True}
-    return [
-        ("GQA 4", length, dict(causal), dict(causal), heads // 4),
-        ("ALiBi", length, {"causal": True, "alibi_slopes": slopes}, dict(causal), None),
-        ("softcap", length, {"causal": True, "softcap": 30.0}, dict(causal), None),
-        ("sinks", length, {"causal": True, "sinks": torch.zeros(heads, device="cuda")}, dict(causal), None),
-        ("packed", length, {"causal": True, "cu_seqlens_q": cu}, dict(causal), None),
-        ("packed, unequal", length, {"causal": True, "cu_seqlens_q": _unequal("cuda")}, dict(causal), None),
-        # A window of 1024 keys behind and none ahead costs what N − 512 … does: FLOPs of a causal call of length 2048.
-        ("window 1024, N 16384", 16384, {"window": (1023, 0)}, {"causal": True, "length": 2048}, None),
-        ("window 1024, N 8192", 8192, {"window": (1023, 0)}, {"causal": True, "length": 2048}, None),
-    ]
 
 
 def bench_knobs(rounds: int) -> bool:
@@ -336,7 +269,6 @@ def main() -> None:
     parts: dict[str, Callable[[int], bool]] = {
         "forward": lambda rounds: bench_grid("forward", rounds),
         "backward": lambda rounds: bench_grid("backward", rounds),
-        "features": bench_features,
         "knobs": bench_knobs,
         "eager": bench_eager,
         "memory": lambda _: bench_memory(),

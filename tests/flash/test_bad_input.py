@@ -54,6 +54,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "sparse bias": ({"bias": draw(20, 20).to_sparse()}, "bias must be a dense tensor, got torch.sparse_coo"),
     "bias of five dimensions": ({"bias": torch.ones(1, 1, 1, 20, 20)}, "must broadcast"),
     "bias on another device": ({"bias": torch.ones(20, 20, device="meta")}, "device of q"),
+    "invariance and dropout": ({"batch_invariant": True, "dropout_p": 0.1}, "what is dropped depends on a sequence's"),
     "bias and packing": ({"bias": draw(20, 20), "cu_seqlens_q": CU}, "exclude each other"),
     "packing and a batch": ({"cu_seqlens_q": CU}, "batch of 1"),
     "only keys packed": ({"cu_seqlens_k": CU}, "needs cu_seqlens_q"),

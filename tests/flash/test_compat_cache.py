@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,33 @@ def test_cache_of_one_length_and_a_full_one() -> None:
     flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=4)
     assert torch.equal(k[:2, 4], new[:, 0])
     assert torch.equal(v[:2, 4], new[:, 0])
+
+
+def test_nothing_has_a_gradient_and_numbers_may_be_numpys() -> None:
+    q, k, v = normal(2, 2, 4, 8), normal(2, 7, 2, 8, seed=1), normal(2, 7, 2, 8, seed=2)
+    new, slopes = normal(2, 2, 2, 8, seed=3), torch.rand(4, generator=torch.Generator().manual_seed(0))
+    want = flash_attn_with_kvcache(
+        q, k.clone(), v.clone(), new, new, cache_seqlens=3, window_size=(2, 0), alibi_slopes=slopes
+    )
+    parameters = [torch.nn.Parameter(x.clone()) for x in (q, k, v, new, new)]
+    out = flash_attn_with_kvcache(
+        *parameters,
+        cache_seqlens=np.int64(3),  # type: ignore[arg-type]
+        window_size=(np.int32(2), np.int64(0)),  # type: ignore[arg-type]
+        alibi_slopes=torch.nn.Parameter(slopes),
+    )
+    assert not out.requires_grad
+    assert torch.equal(out, want)
+    assert torch.equal(parameters[1][:, 3:5], new)
+
+
+def test_rows_that_several_sequences_read() -> None:
+    q, k, v = normal(2, 1, 4, 8), normal(1, 7, 2, 8, seed=1), normal(1, 7, 2, 8, seed=2)
+    want = dense(q, k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1))
+    both = [x.expand(2, -1, -1, -1) for x in (k, v)]
+    check(list(flash_attn_with_kvcache(q, *both, return_softmax_lse=True)), want)
+    rows = torch.tensor([0, 0])
+    check(list(flash_attn_with_kvcache(q, k, v, cache_batch_idx=rows, return_softmax_lse=True)), want)
 
 
 def test_cache_rows_and_left_padding() -> None:

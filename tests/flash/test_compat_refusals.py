@@ -58,7 +58,18 @@ from .rotary_cases import tables
             lambda: flash_attn_with_kvcache(X, X, X, block_table=TABLE, cache_batch_idx=TABLE[:, 0]),
             "block_table excludes cache_batch_idx and cache_leftpad",
         ),
-        (lambda: flash_attn_with_kvcache(X.clone().requires_grad_(), X, X), "has no gradient"),
+        (
+            lambda: flash_attn_with_kvcache(X, X[:1].expand(2, -1, -1, -1), X, NEW, NEW, cache_seqlens=0),
+            "k_cache must have a place in memory for each of its numbers",
+        ),
+        (
+            lambda: flash_attn_with_kvcache(X, X, X[:, :1].expand(-1, 4, -1, -1), NEW, NEW, cache_seqlens=0),
+            "v_cache must have a place in memory for each of its numbers",
+        ),
+        (
+            lambda: flash_attn_with_kvcache(X, X, X, NEW, NEW, cache_seqlens=0, cache_batch_idx=torch.tensor([1, 1])),
+            "a row of its own for each sequence, since keys are written to it; got 1 for sequences 0 and 1",
+        ),
         (lambda: apply_rotary_emb(X[0], X[0, 0], X[0, 0]), "x must have the shape (batch, length, heads"),
         (lambda: apply_rotary_emb(X, *tables(4)[:2], seqlen_offsets=45), "there are positions up to 48"),
         (lambda: apply_rotary_emb(X, *tables(4)[:2], seqlen_offsets=TABLE), "Offsets must be int32 of shape"),

@@ -113,6 +113,9 @@ def test_vmap() -> None:
     assert (mapped - torch.stack(one_by_one)).abs().max() < 1e-6
     with pytest.raises(ValueError, match="sinks"):
         torch.vmap(lambda q, s: flash_attention(q, k, k, sinks=s))(q, draw(3, 4))
+    for randomness in ("same", "different"):  # with a seed that all share, and with one for each
+        with pytest.raises(ValueError, match="vmap and dropout exclude each other"):
+            torch.vmap(lambda q: flash_attention(q, k, k, dropout_p=0.5), randomness=randomness)(q)
 
 
 @pytest.mark.parametrize(

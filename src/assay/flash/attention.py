@@ -73,7 +73,7 @@ def flash_attention(  # type: ignore[misc]
         cu_seqlens_k: The same for the keys; None: as the queries.
         return_lse: Also return the log-sum-exp of every row's scores, (batch, heads, queries), with a gradient.
         deterministic: Gradients have the same bits every time.
-        batch_invariant: A sequence's result has the same bits whatever else is in the batch.
+        batch_invariant: A sequence's result has the same bits whatever else is in the batch. Excludes dropout.
         allow_tf32: FP32 inputs may be multiplied in TF32; else in full FP32.
         numerics: What the CUDA kernel rounds, its tiles and its order; None: FP32 inside.
         fp8: True, or an `FP8`: q, k and v are quantised to 8 bits first. On Hopper they are multiplied so, at up to
@@ -194,6 +194,11 @@ def attend(
     if numerics is not None and numerics != Numerics() and not q.is_cuda:
         raise ValueError(
             "numerics are knobs of the CUDA kernel; on the CPU assay.tiled_attention with a Plan rounds every step."
+        )
+    if batch_invariant and dropout_p > 0:
+        raise ValueError(
+            "batch_invariant and dropout exclude each other: what is dropped depends on a sequence's place in the "
+            "batch. Set dropout_p to 0."
         )
     seed = _seed(dropout_seed, q.device) if dropout_p > 0 else None
     dtype = q.dtype

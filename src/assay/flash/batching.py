@@ -14,12 +14,12 @@ _BATCHED = 5  # q, k, v, bias and slopes begin with the batch; what follows belo
 
 def _mapped(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
     tensors, rest = arguments[:_BATCHED], arguments[_BATCHED:]
+    if rest[3] is not None:  # the seed, which is mapped itself where each call is to draw its own
+        raise ValueError("vmap and dropout exclude each other here: map over a batch dimension of q instead.")
     if any(dim is not None for dim in dims[_BATCHED:]):
         raise ValueError("vmap maps q, k, v, bias and alibi_slopes of flash_attention; sinks and cu_seqlens it cannot.")
     if rest[1] is not None:
         raise ValueError("vmap and cu_seqlens exclude each other: packed sequences are a batch of 1.")
-    if rest[3] is not None:
-        raise ValueError("vmap and dropout exclude each other here: map over a batch dimension of q instead.")
     size = info.batch_size
     batch = _first(tensors[0], dims[0], size).shape[1]
     folded = [None if x is None else _fold(x, dim, size, batch) for x, dim in zip(tensors, dims, strict=False)]

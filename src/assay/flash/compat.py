@@ -234,7 +234,7 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Write k and v into the cache, then attend over it. No gradient.
+    """Write k and v into the cache, then attend over it. The result has no gradient, whatever the inputs require.
 
     Args:
         q: (batch, length, heads, head dimension).
@@ -269,9 +269,9 @@ def flash_attn_with_kvcache(
         rotary = Rotary(rotary_cos, rotary_sin, rotary_interleaved)
     cache = Cache(k_cache, v_cache, q.shape[0], block_table, cache_batch_idx, cache_leftpad)
     scores = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    out, lse = attend_with_new(
-        q, k, v, cache, cache_seqlens, rotary, check_whole("num_splits", num_splits) or None, scores
-    )
+    splits = check_whole("num_splits", num_splits) or None
+    with torch.no_grad():
+        out, lse = attend_with_new(q, k, v, cache, cache_seqlens, rotary, splits, scores)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -367,7 +367,7 @@ def _scores(
         "causal": causal,
         "window": check_window_size(window),
         "softcap": softcap or None,
-        "alibi_slopes": slopes,
+        "alibi_slopes": slopes.detach() if isinstance(slopes, Tensor) else slopes,  # they have no gradient there
     }
 
 

@@ -7,6 +7,7 @@ the given size, of a whole row, and of one key.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -84,7 +85,6 @@ def attend_with_new(
     scores: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """Output (B, N, H, D) and LSE (B, H, N) of q, over the cache with k and v appended to it."""
-    _check_no_gradient(q, k, v, cache.k, cache.v)
     checks.check_cache(q.transpose(1, 2), cache.k.transpose(1, 2), cache.v.transpose(1, 2), cache.table)
     checked_options(q.transpose(1, 2), **scores, splits=splits)  # refused before anything is written
     lengths = _check_lengths(lengths, cache, q.shape[0])
@@ -146,6 +146,11 @@ def _check_new(k: Tensor | None, v: Tensor | None, cache: Cache, batch: int) -> 
                 f"{name} must be (batch, new keys, KV heads, head dimension) = ({batch}, {k.shape[1]}, "
                 f"{held.shape[2]}, {held.shape[3]}), got {tuple(x.shape)}."
             )
+        if any(step == 0 for step, size in zip(held.stride(), held.shape, strict=True) if size > 1):
+            raise ValueError(
+                f"{name}_cache must have a place in memory for each of its numbers, since {name} is written to it; got "
+                f"strides {held.stride()} of shape {tuple(held.shape)}. Use .contiguous() of what was expanded."
+            )
         if x.dtype != held.dtype or x.device != held.device:
             raise ValueError(
                 f"{name} must have the dtype and device of {name}_cache, {held.dtype} on {held.device}; "
@@ -158,11 +163,13 @@ def _check_lengths(lengths: Tensor | int | None, cache: Cache, batch: int) -> Te
     if isinstance(lengths, Tensor):
         check_integers("cache_seqlens", lengths, f"(batch,) = ({batch},)", cache.k.device, batch)
         return checks.as_int32(lengths)
-    if lengths is not None and (isinstance(lengths, bool) or not isinstance(lengths, int)):
+    if lengths is None:
+        return None
+    if isinstance(lengths, bool) or not isinstance(lengths, int | Integral):
         raise ValueError(
             f"cache_seqlens must be an int32 tensor of shape (batch,) = ({batch},) or a whole number, got {lengths!r}."
         )
-    return lengths
+    return int(lengths)
 
 
 def _check_values(filled: Tensor | int, new: int, cache: Cache, batch: int) -> None:
@@ -177,10 +184,16 @@ def _check_values(filled: Tensor | int, new: int, cache: Cache, batch: int) -> N
     counts = [filled] * batch if isinstance(filled, int) else values(filled) or []
     for b, count in enumerate(counts):
         _check_room(count, new, cache.capacity, f" for sequence {b}")
-    for b, row in enumerate([] if cache.rows is None else values(cache.rows) or []):
+    rows = [] if cache.rows is None else values(cache.rows) or []
+    for b, row in enumerate(rows):
         if not 0 <= row < len(cache.k):
             raise ValueError(
                 f"cache_batch_idx must be 0 to {len(cache.k) - 1}, a row of the cache; got {row} for sequence {b}."
+            )
+        if new and row in rows[:b]:
+            raise ValueError(
+                f"cache_batch_idx must be a row of its own for each sequence, since keys are written to it; got {row} "
+                f"for sequences {rows.index(row)} and {b}."
             )
     first = [] if cache.leftpad is None else values(cache.leftpad) or []
     for b, (start, count) in enumerate(zip(first, counts, strict=False)):
@@ -198,12 +211,4 @@ def _check_room(filled: int, new: int, capacity: int, where: str) -> None:
         raise ValueError(
             f"cache_seqlens must be 0 to {capacity - new}: the cache has a capacity of {capacity}, and {new} keys are "
             f"new; got {filled - new}{where}. Take a larger cache (with block_table: a wider table), or fewer keys."
-        )
-
-
-def _check_no_gradient(*inputs: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
-        raise ValueError(
-            "flash_attn_with_kvcache has no gradient, and an input requires one. Use flash_attn_func, or call it "
-            "within torch.no_grad()."
         )

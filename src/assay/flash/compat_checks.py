@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -48,9 +49,9 @@ def check_window_size(window: object) -> checks.Window | None:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise ValueError(f"window_size must be (left, right), −1 on a side meaning no limit; got {window!r}.")
     for side in window:
-        if isinstance(side, bool) or not isinstance(side, int):
+        if isinstance(side, bool) or not isinstance(side, int | Integral):
             raise ValueError(f"window_size must be two whole numbers, got {window!r}.")
-    left, right = (None if side < 0 else side for side in window)
+    left, right = (None if side < 0 else int(side) for side in window)
     return None if left is None and right is None else (left, right)
 
 

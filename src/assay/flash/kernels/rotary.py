@@ -3,6 +3,8 @@
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +13,8 @@ from assay.flash.kernels.tile import place_of
 
 _ELEMENTS = 4096
 """Of one program: enough loads under way at once to hide the memory's latency, few enough to stay in registers."""
+_LARGEST_GRID = 65535
+"""Heads, and sequences, of one launch: what CUDA takes."""
 
 
 @triton.jit
@@ -110,6 +114,12 @@ def launch(
 ) -> None:
     """Writes x, rotated, to `out`. Both (B, H, N, D), of any strides."""
     batch, heads, rows, dim = x.shape
+    if max(batch, heads) > _LARGEST_GRID:
+        for b, h in itertools.product(range(0, batch, _LARGEST_GRID), range(0, heads, _LARGEST_GRID)):
+            part = slice(b, b + _LARGEST_GRID), slice(h, h + _LARGEST_GRID)
+            own = offsets if offsets is None or cu_seqlens is not None else offsets[part[0]]
+            launch(x[part], out[part], cos, sin, own, cu_seqlens, interleaved=interleaved, inverse=inverse)
+        return
     if x.numel() == 0:
         return
     positions, half = cos.shape
