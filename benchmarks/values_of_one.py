@@ -1,7 +1,7 @@
 """With V = 1 attention is 1: what is left of it where the row sum is taken of P before its cast, and after it.
 
-By the emulation of the shipped kernels (every step FP32 but P), with the output as it is before its own rounding; N(0, 1)
-inputs, D 64, 8 heads, 3 seeds. Runs on any machine, in seconds.
+By the emulation of the shipped kernels (every step FP32 but P), with the output as it is before its own rounding;
+N(0, 1) inputs, D 64, 8 heads, 3 seeds. Runs on any machine, in seconds.
 """
 
 from __future__ import annotations
