@@ -68,7 +68,7 @@ def features(dim: int) -> list[Feature]:
     causal: dict[str, Any] = {"causal": True}
     slopes, sinks = torch.rand(heads, device="cuda") / 100, torch.zeros(heads, device="cuda")
     equal = (TOKENS // 4096) * (4096,)
-    window = {"how": {"window": (1023, 0)}, "plain": causal, "plain_length": 2048}
+    window: dict[str, Any] = {"how": {"window": (1023, 0)}, "plain": causal, "plain_length": 2048}
     return [
         Feature(name="GQA 4", how=causal, plain=causal, groups=4),
         Feature(name="ALiBi", how=causal | {"alibi_slopes": slopes}, plain=causal),

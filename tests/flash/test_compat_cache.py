@@ -50,23 +50,27 @@ def test_nothing_has_a_gradient_and_numbers_may_be_numpys() -> None:
     want = flash_attn_with_kvcache(
         q, k.clone(), v.clone(), new, new, cache_seqlens=3, window_size=(2, 0), alibi_slopes=slopes
     )
-    parameters = [torch.nn.Parameter(x.clone()) for x in (q, k, v, new, new)]
+    query, key, value, more = (torch.nn.Parameter(x.clone()) for x in (q, k, v, new))
     out = flash_attn_with_kvcache(
-        *parameters,
+        query,
+        key,
+        value,
+        more,
+        more,
         cache_seqlens=np.int64(3),  # type: ignore[arg-type]
         window_size=(np.int32(2), np.int64(0)),  # type: ignore[arg-type]
         alibi_slopes=torch.nn.Parameter(slopes),
     )
     assert not out.requires_grad
     assert torch.equal(out, want)
-    assert torch.equal(parameters[1][:, 3:5], new)
+    assert torch.equal(key[:, 3:5], new)
 
 
 def test_rows_that_several_sequences_read() -> None:
     q, k, v = normal(2, 1, 4, 8), normal(1, 7, 2, 8, seed=1), normal(1, 7, 2, 8, seed=2)
     want = dense(q, k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1))
-    both = [x.expand(2, -1, -1, -1) for x in (k, v)]
-    check(list(flash_attn_with_kvcache(q, *both, return_softmax_lse=True)), want)
+    keys, values = (x.expand(2, -1, -1, -1) for x in (k, v))
+    check(list(flash_attn_with_kvcache(q, keys, values, return_softmax_lse=True)), want)
     rows = torch.tensor([0, 0])
     check(list(flash_attn_with_kvcache(q, k, v, cache_batch_idx=rows, return_softmax_lse=True)), want)
 

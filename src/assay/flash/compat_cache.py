@@ -184,16 +184,16 @@ def _check_values(filled: Tensor | int, new: int, cache: Cache, batch: int) -> N
     counts = [filled] * batch if isinstance(filled, int) else values(filled) or []
     for b, count in enumerate(counts):
         _check_room(count, new, cache.capacity, f" for sequence {b}")
-    rows = [] if cache.rows is None else values(cache.rows) or []
-    for b, row in enumerate(rows):
+    writers: dict[int, int] = {}
+    for b, row in enumerate([] if cache.rows is None else values(cache.rows) or []):
         if not 0 <= row < len(cache.k):
             raise ValueError(
                 f"cache_batch_idx must be 0 to {len(cache.k) - 1}, a row of the cache; got {row} for sequence {b}."
             )
-        if new and row in rows[:b]:
+        if writers.setdefault(row, b) != b and new:
             raise ValueError(
                 f"cache_batch_idx must be a row of its own for each sequence, since keys are written to it; got {row} "
-                f"for sequences {rows.index(row)} and {b}."
+                f"for sequences {writers[row]} and {b}."
             )
     first = [] if cache.leftpad is None else values(cache.leftpad) or []
     for b, (start, count) in enumerate(zip(first, counts, strict=False)):
