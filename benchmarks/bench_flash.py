@@ -277,6 +277,8 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[[], *parts], help="default: all that can run here")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    if not torch.cuda.is_available() and set(arguments.parts) - {"cpu"}:
+        parser.error("needs a GPU, and here is none. Without one: bench_flash.py cpu.")
     wanted = arguments.parts or ([part for part in parts if part != "cpu"] if torch.cuda.is_available() else ["cpu"])
     torch.manual_seed(0)
     good = True

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from assay.flash import compat
 from assay.flash.compat import (
@@ -80,7 +82,8 @@ def test_dense(name: str) -> None:
 
 def test_a_softcap_below_0_is_none() -> None:
     q, k, v = normal(2, 5, 4, 8), normal(2, 5, 2, 8, seed=1), normal(2, 5, 2, 8, seed=2)
-    assert torch.equal(flash_attn_func(q, k, v, softcap=-1.0), flash_attn_func(q, k, v))
+    for softcap in (-1.0, np.float32(-1)):
+        assert torch.equal(flash_attn_func(q, k, v, softcap=softcap), flash_attn_func(q, k, v))  # type: ignore[arg-type]
     assert torch.equal(flash_attn_with_kvcache(q, k, v, softcap=-1.0), flash_attn_with_kvcache(q, k, v))
 
 
@@ -136,3 +139,12 @@ def test_dropout_and_determinism_pass_through() -> None:
     assert torch.equal(flash_attn_func(q, k, v, dropout_p=0.5), out)
     assert out.std() > 0.05  # of rows that are all 1 without dropout
     assert abs(out.mean() - 1) < 0.2
+
+
+def test_shapes_without_numbers() -> None:
+    """Lengths that nobody can look at, as tracers have them."""
+    with FakeTensorMode():
+        x, ends = torch.empty(300, 4, 32), torch.empty(3, dtype=torch.int32)
+        assert flash_attn_varlen_func(x, x, x, ends, ends, 300, 300).shape == x.shape
+        q, cache, filled = torch.empty(2, 1, 4, 32), torch.empty(2, 50, 4, 32), torch.empty(2, dtype=torch.int32)
+        assert flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=filled).shape == q.shape

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from assay import flash_attention, scaled_dot_product_attention
 from assay.flash import cpu_dropout, cpu_plain, cpu_quick
-from assay.flash.attention import attend_plainly
+from assay.flash.attention import attend
 from assay.flash.cpu_dropout import Dropout, philox
 
 from .inputs import draw, qkv
@@ -253,39 +253,45 @@ def test_the_quick_question_takes_the_plainest_only() -> None:
         assert cpu_quick.attention(q, k, v, False, None) is None
 
 
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: int) -> torch.Tensor:
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
     return flash_attention(q, k, v, causal=True)
 
 
-def up_to(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ahead: int) -> torch.Tensor:
-    out = attend_plainly(q, k, v, ahead, None, None, 0.0)
-    return flash_attention(q, k, v, window=(None, ahead)) if out is None else out
+def within(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, behind: int | None, ahead: int) -> torch.Tensor:
+    return flash_attention(q, k, v, window=(behind, ahead))
 
 
-LIMITS: list[Any] = [(causal, *sizes, 0) for sizes in ((1, 20), (2, 3), (3, 20), (20, 30), (64, 65), (20, 5), (40, 20))]
-LIMITS += [(up_to, *sizes) for sizes in ((3, 20, 0), (20, 30, 4), (20, 30, 19), (20, 18, 5), (40, 20, 0))]
-"""How, queries, keys, and how far ahead a query sees."""
+LIMITS: list[Any] = [
+    (causal, *sizes, None, 0) for sizes in ((1, 20), (2, 3), (3, 20), (20, 30), (64, 65), (20, 5), (40, 20))
+]
+LIMITS += [(within, *sizes, None, n) for *sizes, n in ((3, 20, 0), (20, 30, 4), (20, 30, 19), (20, 18, 5), (40, 20, 0))]
+LIMITS += [(within, *sizes, 7, n) for *sizes, n in ((20, 20, 0), (3, 20, 0), (20, 30, 4), (20, 18, 5), (40, 20, 0))]
+LIMITS += [(within, 20, 30, 29, 19), (within, 20, 30, 28, 19), (within, 20, 20, 0, 0), (within, 20, 20, 7, 19)]
+"""How, queries, keys, and how far behind and ahead a query sees."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("attend", "queries", "keys", "ahead"), LIMITS)
-def test_limits_that_are_written_out(attend: Any, queries: int, keys: int, ahead: int, dtype: torch.dtype) -> None:
-    """As our own path has them, which a call with a window takes: gradients, rows that see nothing, and NaN in the last
-    key, which only the rows that see it have."""
+@pytest.mark.parametrize(("how", "queries", "keys", "behind", "ahead"), LIMITS)
+def test_limits_that_are_written_out(
+    how: Any, queries: int, keys: int, behind: int | None, ahead: int, dtype: torch.dtype
+) -> None:
+    """As our own path has them: gradients, rows that see nothing, and NaN in the last key, which only the rows that see
+    it have."""
     q, k, v = (x.to(dtype).requires_grad_() for x in qkv(queries, keys))
 
     def results(out: torch.Tensor) -> list[torch.Tensor]:
         return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
 
-    ours = results(flash_attention(q, k, v, window=(None, ahead)))
-    for x, y in zip(results(attend(q, k, v, ahead)), ours, strict=True):
+    ours = results(attend(q, k, v, left=behind, right=ahead)[0])
+    for x, y in zip(results(how(q, k, v, behind, ahead)), ours, strict=True):
         assert (x - y).abs().max() <= 56 * torch.finfo(dtype).eps * max(1.0, y.abs().max().item())
     with torch.no_grad():
         k[:, :, -1] = torch.nan
-    seen = torch.arange(queries) + (keys - queries) + ahead >= keys - 1
+    position = torch.arange(queries) + (keys - queries)
+    seen = position + ahead >= keys - 1
     for recorded in (True, False):
         with torch.set_grad_enabled(recorded):
-            lost = attend(q, k, v, ahead).isnan()
+            lost = how(q, k, v, behind, ahead).isnan()
         assert torch.equal(lost.all(3).all(0).all(0), seen)
         assert torch.equal(lost.any(3).any(0).any(0), seen)
 
@@ -305,17 +311,24 @@ def test_fewer_queries_than_keys_are_asked_about_once() -> None:
 
 def test_which_limits_are_written_out() -> None:
     q, k, _ = qkv(20, 30)
-    assert cpu_plain.as_mask(q[:, :, :1], k, 0) == (None, None)
-    assert cpu_plain.as_mask(q, k, 19) == (None, None)
-    assert cpu_plain.as_mask(q, k, -10) == (-10, None)  # the kernel's own
-    assert cpu_plain.as_mask(q, k[:, :, :20], 0) == (0, None)
-    assert cpu_plain.as_mask(k, q, 0) == (0, None)  # rows that see nothing
-    right, mask = cpu_plain.as_mask(q, k, 2)
-    assert right is None
-    assert mask is not None
-    assert torch.equal(mask, torch.ones(20, 30, dtype=torch.bool).tril(12))
+    assert cpu_plain.as_mask(q[:, :, :1], k, None, 0) == (None, None, None)
+    assert cpu_plain.as_mask(q, k, 29, 19) == (None, None, None)  # hide nothing
+    assert cpu_plain.as_mask(q, k, None, -10) == (None, -10, None)  # the kernel's own
+    assert cpu_plain.as_mask(q, k[:, :, :20], 19, 0) == (None, 0, None)
+    assert cpu_plain.as_mask(k, q, None, 0) == (None, 0, None)  # rows that see nothing
+    assert cpu_plain.as_mask(k, q, 5, 0) == (5, 0, None)
+    whole = torch.ones(20, 30, dtype=torch.bool)
+    for (left, right), wanted in {
+        (None, 2): whole.tril(12), (5, 2): whole.tril(12).triu(5), (5, None): whole.triu(5),
+    }.items():  # fmt: skip
+        *limits, mask = cpu_plain.as_mask(q, k, left, right)
+        assert limits == [None, None]
+        assert mask is not None
+        assert torch.equal(mask, wanted)
     wide = torch.empty(1, 1, cpu_plain.SCORES // 2, 1)
-    assert cpu_plain.as_mask(q[:, :, :4], wide, 0) == (0, None)
+    assert cpu_plain.as_mask(q[:, :, :4], wide, None, 0) == (None, 0, None)
+    wide = torch.empty(1, 1, cpu_plain.WINDOW_SCORES // 2, 1)
+    assert cpu_plain.as_mask(q[:, :, :4], wide, 9, 0) == (9, 0, None)
 
 
 class OnMeta(TorchFunctionMode):
@@ -328,7 +341,7 @@ class OnMeta(TorchFunctionMode):
 @pytest.mark.parametrize("first", ["inference", "fake", "another default", "a mode", "patched"])
 def test_a_mask_that_is_kept_is_good_for_every_call(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked for it first: 10 queries over 40 keys, causal, are computed with a mask that is written out."""
-    cpu_plain.mask_up_to.cache_clear()
+    cpu_plain.mask_of.cache_clear()
     q, k, v = draw(1, 2, 10, 16), draw(1, 2, 40, 16, seed=1), draw(1, 2, 40, 16, seed=2)
     if first == "inference":
         with torch.inference_mode():
@@ -353,4 +366,4 @@ def test_a_mask_that_is_kept_is_good_for_every_call(first: str, monkeypatch: pyt
     assert torch.equal(out, wanted)
     for x, y in zip(*(torch.autograd.grad(each.square().sum(), (q, k, v)) for each in (out, wanted)), strict=True):
         assert torch.equal(x, y)
-    assert cpu_plain.mask_up_to.cache_info().currsize == 1
+    assert cpu_plain.mask_of.cache_info().currsize == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -404,3 +407,27 @@ def test_two_levels_lose_less() -> None:
     short, whole = ((flash_attention(q, k, v, fp8=replace(FP8(), two_level=x)).double() - 1).mean().abs()
                     for x in (False, True))  # fmt: skip
     assert whole < short
+
+
+class OnSecond(torch.Tensor):
+    """As on a GPU that is not the current one."""
+
+    is_cuda = True
+    device = torch.device("cuda", 1)
+
+
+def test_quantising_is_launched_on_the_tensors_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[Any] = []
+    seen: list[Any] = []
+
+    @contextmanager
+    def device(given: Any) -> Iterator[None]:
+        current.append(given)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    launch = SimpleNamespace(quantize=lambda x, *_: seen.append(list(current)))
+    monkeypatch.setattr("assay.flash.fp8.import_module", lambda name: launch)
+    quantize(draw(1, 2, 9, 16).as_subclass(OnSecond))
+    assert seen == [[torch.device("cuda", 1)]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -178,6 +179,16 @@ def test_a_profiler_sees_both_passes() -> None:
         forward(q, k, v).sum().backward()
     names = {event.name for event in found.events()}
     assert {"assay::flash_forward", "assay::flash_backward"} <= names
+
+
+def test_a_profiler_of_all_threads_sees_another_ones_calls() -> None:
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with (
+        torch.profiler.profile(acc_events=True, experimental_config=config) as found,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        thread.submit(forward, *qkv()).result()
+    assert "assay::flash_forward" in {event.name for event in found.events()}
 
 
 def test_in_inference_mode_results_are_of_it() -> None:

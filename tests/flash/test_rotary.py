@@ -80,6 +80,15 @@ def test_layout_stays(order: tuple[int, ...]) -> None:
     assert (out.transpose(1, 2) if heads_inside else out).is_contiguous()
 
 
+def test_the_result_may_be_written_to() -> None:
+    """It is no view, which torch would refuse to change where it has a gradient."""
+    x = torch.randn(2, 5, 3, 4).transpose(1, 2).requires_grad_()
+    out = rotated(x, tables(2), 0)
+    wanted = 2 * torch.autograd.grad(out.sum(), x, retain_graph=True)[0]
+    out *= 2
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], wanted)
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(9, 9), (3, 9), (1, 9), (9, 4), (9, 0), (0, 9)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_last_query_stands_beside_the_last_key(queries: int, keys: int, interleaved: bool) -> None:

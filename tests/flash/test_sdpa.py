@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
-from assay import scaled_dot_product_attention
+from assay import flash_attention, scaled_dot_product_attention
 from tests.flash.inputs import draw, qkv
 
 
@@ -97,6 +98,22 @@ def test_the_drop_in_refuses_what_torch_refuses() -> None:
         scaled_dot_product_attention(q, k[:, :2], v[:, :2])
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         scaled_dot_product_attention(q[0, 0, 0], k[0, 0, 0], v[0, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lengths", [(16, 32), (32, 16), (20, 20)])
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+def test_torchs_causal_bias(make: Any, lengths: tuple[int, int], dtype: torch.dtype) -> None:
+    """A tensor whose own numbers mean nothing."""
+    (queries, keys), below = lengths, 0 if make is causal_upper_left else lengths[1] - lengths[0]
+    q, k, v = (draw(2, 4, n, 32, seed=n).to(dtype) for n in (queries, keys, keys))
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(below)
+    bias = make(queries, keys)
+    assert torch.equal(scaled_dot_product_attention(q, k, v, bias), scaled_dot_product_attention(q, k, v, mask))
+    assert torch.equal(flash_attention(q, k, v, bias=bias), flash_attention(q, k, v, bias=mask))
+    for x, y in zip(*(flash_attention(q, k, v, bias=each, return_lse=True) for each in (bias, mask)), strict=True):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize(

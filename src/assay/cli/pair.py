@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def pair(
-    recipe: Annotated[str, typer.Argument(help="quick, paper, full, gpt, or a file of yours: my_file.py:function.")],
+    recipe: Annotated[
+        str, typer.Argument(help="quick, paper, full, speed, long, gpt, or a file of yours: my_file.py:function.")
+    ],
     out: Annotated[Path | None, typer.Option(help=OUT_HELP + " Default: runs/pair-RECIPE.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
     data: Annotated[str | None, typer.Option(help="Other data: saved:FILE, folder:DIR, tar:FILE, file:TEXT.")] = None,

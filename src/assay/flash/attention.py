@@ -83,13 +83,12 @@ def flash_attention(  # type: ignore[misc]
     call on the CPU is torch's, which has them.
     """
     plain = (
-        window is None and softcap is None and alibi_slopes is None and sinks is None and rotary is None
-        and cu_seqlens_q is None and cu_seqlens_k is None and numerics is None and not return_lse
-        and (fp8 is None or fp8 is False)
+        softcap is None and alibi_slopes is None and sinks is None and rotary is None and cu_seqlens_q is None
+        and cu_seqlens_k is None and numerics is None and not return_lse and (fp8 is None or fp8 is False)
     )  # fmt: skip
     flags = type(return_lse) is type(deterministic) is type(batch_invariant) is type(allow_tf32) is bool
     plain = plain and batch_invariant is False
-    if plain and flags and type(dropout_p) in (float, int) and dropout_p == 0:
+    if plain and flags and window is None and type(dropout_p) in (float, int) and dropout_p == 0:
         out = cpu_quick.attention(q, k, v, causal, scale, bias, last_sees_all=True)
         if out is not None:
             return out
@@ -105,7 +104,7 @@ def flash_attention(  # type: ignore[misc]
             raise ValueError("bias and cu_seqlens exclude each other: a bias belongs to one grid of queries and keys.")
         bias = checks.check_bias(bias, q, k)
     if plain and dropout_seed is None:
-        out = attend_plainly(q, k, v, right, scale, bias, dropout_p)
+        out = attend_plainly(q, k, v, left, right, scale, bias, dropout_p)
         if out is not None:
             return out
     cu_seqlens_q, cu_seqlens_k = checks.check_packing(cu_seqlens_q, cu_seqlens_k, q)
@@ -142,6 +141,7 @@ def attend_plainly(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    left: int | None,
     right: int | None,
     scale: float | None,
     bias: Tensor | None,
@@ -152,8 +152,10 @@ def attend_plainly(
         return None
     scale = checked_scale(scale, q)
     dropout_p = checks.check_number("dropout_p", dropout_p, 0, 1)
-    if right is not None and bias is None:
-        right, bias = cpu_plain.as_mask(q, k, right)
+    if bias is None:
+        left, right, bias = cpu_plain.as_mask(q, k, left, right)
+    if left is not None:
+        return None
     if dropout_p == 0 and cpu_plain.takes(q, k, v, right, scale, bias):
         return cpu_plain.attend(q, k, v, right, scale, bias)
     if cpu_plain.takes_short(q, k, v, right, bias, dropout_p):

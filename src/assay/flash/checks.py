@@ -130,8 +130,10 @@ def check_number(name: str, value: object, least: float, most: float) -> float:
 
 
 def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor, name: str = "bias") -> torch.Tensor:
-    """Four-dimensional, of q's batch, heads, queries and keys, or 1 in place of any."""
+    """Four-dimensional, of q's batch, heads, queries and keys, or 1 in place of any; `CausalBias` written out."""
     shape = (*q.shape[:3], k.shape[2])
+    if type(bias) not in (torch.Tensor, torch.nn.Parameter):
+        bias = _written_out(bias, q.device)
     _check_tensor(name, bias, q.device)
     if bias.dtype != torch.bool and bias.dtype not in _FLOATS:
         raise ValueError(f"{name} must be float (added) or bool (True = seen), got {bias.dtype}. Cast it with .to.")
@@ -140,6 +142,16 @@ def check_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor, name: str =
     if missing < 0 or any(size != 1 and size != want for size, want in zip(full, shape, strict=True)):
         raise ValueError(f"{name} must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(bias.shape)}.")
     return bias.reshape(full)
+
+
+def _written_out(bias: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A `CausalBias`, whose own numbers mean nothing, as a mask; anything else as it is."""
+    from torch.nn.attention.bias import CausalBias, CausalVariant  # takes a second, for the compiler
+
+    if not isinstance(bias, CausalBias):
+        return bias
+    below = bias.seq_len_kv - bias.seq_len_q if bias.variant == CausalVariant.LOWER_RIGHT else 0
+    return torch.ones(bias.seq_len_q, bias.seq_len_kv, dtype=torch.bool, device=device).tril_(below)
 
 
 def check_slopes(slopes: torch.Tensor, batch: int, heads: int, device: torch.device) -> torch.Tensor:

@@ -13,6 +13,7 @@ Results are typed `Any`, as those of the package are not typed: what they are de
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -272,6 +273,7 @@ def flash_attn_with_kvcache(
     splits = check_whole("num_splits", num_splits) or None
     with torch.no_grad():
         out, lse = attend_with_new(q, k, v, cache, cache_seqlens, rotary, splits, scores)
+    out = out.detach()  # what no_grad made a view of, torch would let nobody write to
     return (out, lse) if return_softmax_lse else out
 
 
@@ -360,7 +362,7 @@ def _scores(
     scale: float | None, causal: bool, window: tuple[int, int], softcap: float, slopes: Tensor | None
 ) -> dict[str, Any]:
     """These options as our functions take them: None in place of −1 and of a softcap that is not above 0."""
-    if isinstance(softcap, int | float) and softcap <= 0:
+    if isinstance(softcap, int | float | Real) and softcap <= 0:
         softcap = 0.0
     return {
         "scale": scale,

@@ -7,6 +7,7 @@ from numbers import Integral
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash import checks
@@ -75,7 +76,8 @@ def check_both_boundaries(cu_q: Tensor, cu_k: Tensor, q: Tensor) -> tuple[Tensor
 
 def readable(x: Tensor) -> bool:
     """Whether the values of x can be looked at: not while code is traced, nor while a CUDA graph is captured."""
-    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    traced = torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+    return not traced and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def values(x: Tensor) -> list[int] | None:

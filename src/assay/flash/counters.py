@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
+
+from assay.flash.lasting import lasting
 
 _COUNTERS: dict[int, tuple[torch.Tensor, Iterator[int]]] = {}
 _OF_STREAMS: dict[tuple[int, int], torch.Tensor] = {}
@@ -26,11 +29,16 @@ def counter(device: torch.device) -> torch.Tensor:
     found = _OF_STREAMS.get(key)
     if found is None:
         if device.index not in _COUNTERS:
-            zeros = torch.zeros(_MOST, 4, dtype=torch.int32, device=device)  # 16 bytes each
-            torch.cuda.current_stream(device).synchronize()  # for the other streams
-            _COUNTERS[device.index] = zeros, iter(range(_MOST))
+            _COUNTERS[device.index] = lasting(partial(_zeros, device)), iter(range(_MOST))
         found = _OF_STREAMS[key] = _new_counter(device.index)
     return found
+
+
+def _zeros(device: torch.device) -> torch.Tensor:
+    """16 bytes for each counter."""
+    zeros = torch.zeros(_MOST, 4, dtype=torch.int32, device=device)
+    torch.cuda.current_stream(device).synchronize()  # for the other streams
+    return zeros
 
 
 def _new_counter(index: int) -> torch.Tensor:

@@ -19,6 +19,8 @@ _ones = torch.ones  # the same
 
 SCORES = 1 << 20
 """Scores that a short call has at most: written out they take 4 MB, and SDPA keeps a few times that."""
+WINDOW_SCORES = 1 << 18
+"""The same for a window: our blocks leave out what it hides, SDPA does not."""
 MANY_SCORES = 6 << 20
 """The same where our blocks skip little: for a bias with a gradient, and for two head dimensions of short sequences, or
 without a mask in FP32 and fp16. Beyond, the scores fall out of the cache, and blocks are faster."""
@@ -51,30 +53,37 @@ def takes(q: Tensor, k: Tensor, v: Tensor, right: int | None, scale: float, bias
     return is_watched(q, k, v) or k.shape[2] >= VECTOR or is_finite(q, k)
 
 
-def as_mask(q: Tensor, k: Tensor, right: int) -> tuple[int | None, Tensor | None]:
-    """The limit and the mask with which torch's kernel computes a call that has this limit and no mask.
+def as_mask(q: Tensor, k: Tensor, left: int | None, right: int | None) -> tuple[int | None, int | None, Tensor | None]:
+    """The limits and the mask with which torch's kernel computes a call that has these limits and no mask.
 
-    No limit where it hides nothing. Where queries and keys are not as many, so that the kernel's own causal mask is
-    another, it is faster with one that is written out than our blocks are, as long as that is small.
+    No limit where it hides nothing. Where the kernel's own causal mask is another, since queries and keys are not as
+    many or there is a window, it is faster with one that is written out than our blocks are, as long as that is small.
     """
     queries, keys = q.shape[2], k.shape[2]
-    if right >= queries - 1:
-        return None, None
-    first = keys - queries + right  # the last key that the first row sees
-    if queries == keys or right == queries - keys or first < 0 or queries * keys > SCORES or is_watched(q, k):
-        return right, None
-    return None, mask_up_to(first, queries, keys)
+    ahead = keys - queries
+    left = None if left is not None and left >= keys - 1 else left
+    right = None if right is not None and right >= queries - 1 else right
+    if left is None and right is None:
+        return None, None, None
+    own = left is None and (ahead == 0 or right == -ahead)
+    blind = right is not None and ahead + right < 0  # the first row sees nothing
+    if own or blind or queries * keys > (SCORES if left is None else WINDOW_SCORES) or is_watched(q, k):
+        return left, right, None
+    first, last = None if left is None else ahead - left, None if right is None else ahead + right
+    return None, None, mask_of(first, last, queries, keys)
 
 
 @lru_cache(8)
-def mask_up_to(first: int, queries: int, keys: int) -> Tensor:
-    """True where a key is seen: up to `first` by the first row, and by each row after it one more.
+def mask_of(first: int | None, last: int | None, queries: int, keys: int) -> Tensor:
+    """True where a key is seen: from `first` to `last` by the first row, and by each row after it one further on.
 
     Kept, up to 1 MB each: to make it takes a tenth of a short call. So it is made as if nobody had asked for it, in no
     mode of the caller's; where it would be no tensor of numbers (`is_watched`), it must not be asked for.
     """
     with torch.inference_mode(False), torch._C.DisableTorchFunction():
-        return _ones(queries, keys, dtype=torch.bool, device="cpu").tril_(first)
+        mask = _ones(queries, keys, dtype=torch.bool, device="cpu")
+        mask = mask if last is None else mask.tril_(last)
+        return mask if first is None else mask.triu_(first)
 
 
 def takes_short(

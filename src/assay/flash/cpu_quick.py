@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
 from assay.flash.cpu_aten import KEYS, LEAST_SCALE, ROWS, VECTOR, is_finite, lost_a_row
-from assay.flash.cpu_plain import SCORES, is_watched, mask_up_to
+from assay.flash.cpu_plain import SCORES, is_watched, mask_of
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
 _flash_is_on = torch._C._get_flash_sdp_enabled
@@ -76,7 +76,7 @@ def attention(
         if causal or of_k[2] < VECTOR or is_watched():
             return None
         if rows is not None:
-            bias = mask_up_to(of_k[2] - rows, rows, of_k[2])
+            bias = mask_of(None, of_k[2] - rows, rows, of_k[2])
         elif not _is_plain(bias, shape, of_k, dtype):
             return None
         recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from assay.flash import checks, cpu
 from assay.flash.call import Call
+from assay.flash.layout import empty_heads_last
 from assay.flash.library import in_forward_mode, operator
 
 
@@ -178,8 +179,7 @@ def flash_decode(
 
 def empty_results(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """For the output and the LSE."""
-    batch, heads, queries = q.shape[:3]
-    out = q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
+    out = empty_heads_last(q, (*q.shape[:3], v.shape[3]))
     return out, q.new_empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 

@@ -104,7 +104,8 @@ def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False) -> Quan
         )
     fp8 = FP8() if fp8 is None else fp8
     if x.is_cuda:
-        quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate)
+        with torch.cuda.device(x.device):  # Triton launches on the current device, whatever its arguments say
+            quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate)
         return quantized
     with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # a rotation in 16 bits would round
         return _quantize_plainly(x, fp8, rotate)

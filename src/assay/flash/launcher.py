@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib import import_module
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
@@ -23,8 +24,8 @@ from assay.flash import descriptors
 _BASE = "iiiKKppOOOOOO"
 """What the launcher takes before the kernel's arguments: grid, stream, function, two flags, scratch memory twice, the
 kernel's numbers, and what hooks are told."""
-_MOST = 256
-"""Addresses for which a descriptor is kept."""
+_MOST = 1 << 16
+"""Encoded descriptors that are kept, of some 400 bytes."""
 
 
 class Launcher(NamedTuple):
@@ -64,12 +65,21 @@ def taken(descriptor: Any, encoding: dict[str, Any] | None) -> tuple[Callable[[i
     """For a descriptor like this of what is at an address: what the launcher takes, and what follows in any case."""
     if encoding is None:
         return _as_it_is, _driver().make_tensordesc_arg(descriptor, None)[1:]
-    bare = descriptors.bare(descriptor)
+    like = _Like(descriptors.bare(descriptor), encoding)
+    return partial(_encoded, like), [*descriptor.shape, *descriptor.strides]
 
-    def at(address: int) -> Any:
-        return encode(descriptors.of(_Address(address), bare), encoding)
 
-    return lru_cache(_MOST)(at), [*descriptor.shape, *descriptor.strides]
+@dataclass(frozen=True, eq=False)
+class _Like:
+    """A descriptor but for its address, and how it is encoded; compared by identity."""
+
+    bare: Any
+    encoding: dict[str, Any]
+
+
+@lru_cache(_MOST)
+def _encoded(like: _Like, address: int) -> Any:
+    return encode(descriptors.of(_Address(address), like.bare), like.encoding)
 
 
 def encode(descriptor: Any, encoding: dict[str, Any]) -> Any:

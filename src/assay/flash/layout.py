@@ -22,10 +22,16 @@ def empty_gradient(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.T
     The latter is what PyTorch's kernel for CPUs gives: nothing is copied.
     """
     if x.device.type == "cpu":
-        batch, heads, length, dim = x.shape
-        return x.new_empty(batch, length, heads, dim, dtype=dtype).transpose(1, 2)
+        return empty_heads_last(x, x.shape, dtype)
     gradient = torch.empty_like(x, dtype=dtype)
     return gradient if gradient.stride(-1) == 1 else x.new_empty(x.shape, dtype=dtype)
+
+
+def empty_heads_last(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """(B, H, N, D), as (B, N, H, D) in memory. No view of that: torch refuses to write to a view that it recorded."""
+    batch, heads, length, dim = shape
+    strides = length * heads * dim, dim, heads * dim, 1
+    return like.new_empty_strided((batch, heads, length, dim), strides, dtype=dtype)
 
 
 def as_gradient(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
@@ -74,7 +74,9 @@ def is_passed_on(arguments: tuple[Any, ...]) -> bool:
     No compiler, mode, transform or tracer, no subclass, no tensor without numbers or that is to be negated when it is
     read. Profilers want to see operators under their names.
     """
-    if is_compiling() or has_torch_function(arguments) or in_forward_mode() or torch._C._autograd._profiler_enabled():
+    if is_compiling() or has_torch_function(arguments) or in_forward_mode():
+        return False
+    if torch._C._autograd._profiler_enabled() or profiler._is_profiler_enabled:  # in this thread; in any
         return False
     if torch._C._dispatch_tls_local_include_set().raw_repr() not in _USUAL:
         return False

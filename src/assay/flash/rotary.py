@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.flash.checks import as_int32, check_boundaries, check_flag
+from assay.flash.layout import empty_heads_last
 from assay.flash.library import operator
 
 _WHOLE = (torch.int32, torch.int64)
@@ -131,9 +132,9 @@ rotate_one = operator(rotary_embedding, fake=_rotate_fake, backward=_gradient, s
 
 def _empty_like(x: Tensor) -> Tensor:
     """(B, N, H, D) in memory where x is so, as models that split heads have it; else as its shape says."""
-    batch, heads, rows, dim = x.shape
+    heads, rows = x.shape[1:3]
     if heads > 1 and rows > 1 and x.stride(1) < x.stride(2):
-        return x.new_empty(batch, rows, heads, dim).transpose(1, 2)
+        return empty_heads_last(x, x.shape)
     return x.new_empty(x.shape)
 
 

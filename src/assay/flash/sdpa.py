@@ -57,7 +57,7 @@ def scaled_dot_product_attention(
     check_qkv(q, k, v)
     right = q.shape[2] - k.shape[2] if is_causal else None
     bias = None if attn_mask is None else check_bias(_mask(attn_mask, leading), q, k, "attn_mask")
-    out = attend_plainly(q, k, v, right, scale, bias, dropout_p)
+    out = attend_plainly(q, k, v, None, right, scale, bias, dropout_p)
     if out is None:
         out, _ = attend(q, k, v, left=None, right=right, scale=scale, bias=bias, dropout_p=dropout_p)
     dims = max(query.dim(), key.dim(), value.dim())
