@@ -5,6 +5,7 @@ torch then puts into the memory of a CUDA graph what the calls allocate, and rai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,16 +14,20 @@ from assay import flash_attention
 from tests.flash.gpu_inputs import inputs
 
 
+def calling(how: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attention(q, k, v, causal=True, **how) * 1
+
+    return call
+
+
 def main() -> None:
     ends = torch.tensor([0, 100, 256], device="cuda", dtype=torch.int32)
     hows: list[dict[str, Any]] = [{}, {"cu_seqlens_q": ends}]
     if torch.cuda.get_device_capability()[0] == 9:
         hows.append({"fp8": True})
     for how in hows:
-
-        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any] = how) -> torch.Tensor:
-            return flash_attention(q, k, v, causal=True, **how) * 1
-
+        call = calling(how)
         compiled = torch.compile(call, mode="reduce-overhead", fullgraph=True)
         for seed in range(4):  # warmed up, recorded, replayed
             given = [x.detach().requires_grad_("fp8" not in how) for x in inputs(4, 256, 128, seed=seed)]
