@@ -16,7 +16,8 @@ from tests.flash.gpu_inputs import inputs
 
 def calling(how: dict[str, Any]) -> Callable[..., torch.Tensor]:
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return flash_attention(q, k, v, causal=True, **how) * 1
+        out: torch.Tensor = flash_attention(q, k, v, causal=True, **how)
+        return out * 1
 
     return call
 
