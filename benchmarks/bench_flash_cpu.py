@@ -41,6 +41,8 @@ class Shape:
     dropout: float = 0.0
     queries: int | None = None
     """The last ones, if not as many as keys: SDPA is given the mask, which is none for one query."""
+    window: int | None = None
+    """Keys before the query's own that it sees: SDPA is given the mask."""
     ours: dict[str, Any] = field(default_factory=dict)
     """What only `flash_attention` takes."""
 
@@ -55,6 +57,8 @@ def shapes() -> Iterator[Shape]:
         yield Shape(name="64 queries, causal", length=length, queries=64)
     for length in (1024, 4096):
         yield Shape(name="one query, causal", length=length, queries=1)
+    for length in (64, 128, 256, 512, 1024):
+        yield Shape(name="window of 64", length=length, window=63)
     for length in (256, 1024):
         yield Shape(name="bias with gradient", length=length, causal=False, bias="trained bias")
         yield Shape(name="D 64, V 32", length=length, dims=(64, 32))
@@ -125,6 +129,9 @@ def _calls(shape: Shape, dtype: torch.dtype, backward: bool) -> tuple[list[Call]
     ours = {"causal": shape.causal, "bias": bias, "dropout_p": shape.dropout, **shape.ours}
     theirs: dict[str, Any] = {"is_causal": shape.causal, "attn_mask": bias, "dropout_p": shape.dropout}
     theirs["enable_gqa"] = shape.kv_heads != HEADS
+    if shape.window is not None:
+        ours["window"] = (shape.window, 0)
+        theirs |= {"is_causal": False, "attn_mask": torch.ones(square, dtype=torch.bool).tril().triu(-shape.window)}
     if shape.queries is not None:
         mask = torch.ones(square, dtype=torch.bool).tril(shape.length - shape.queries)
         theirs |= {"is_causal": False, "attn_mask": None if shape.queries == 1 else mask}
