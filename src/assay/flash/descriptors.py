@@ -1,4 +1,4 @@
-"""Tensors as the copy engine takes them: cut into blocks. Checked once for each shape, since a call has up to four."""
+"""Tensors as the copy engine takes them: cut into blocks. Up to six matrices a call, checked once for each shape."""
 
 from __future__ import annotations
 

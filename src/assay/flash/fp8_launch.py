@@ -156,6 +156,7 @@ def attend(
             gluon_tiles(q.values, 64),
             gluon_tiles(k.values, BLOCK),
             gluon_tiles(v.values[:, :, first : first + step], step, BLOCK),
+            # Fewer dimensions: the copy engine's box is narrower than `buffers.out`.
             gluon_tiles(part, 64) if is_aligned(part) and part.shape[3] * 2 > step else None,
             part,
             part.stride()[:3],

@@ -26,9 +26,10 @@ ROWS = 128
 KEYS, KEYS_LARGE = 128, 64
 """Of a tile of the backward pass; of `backward_kv_large`."""
 BUSY, CACHED = 0.9, 512 * 64
-"""Of the processors, over time; numbers of Q that belong to one head of K."""
+"""`alone`: the least share of the processors that whole heads must keep busy, and the most numbers of Q of one KV head
+whose sums of dQ stay in the cache."""
 FEW = 8
-"""Tiles for each processor."""
+"""`together`: with fewer tiles than this for each processor, their order matters."""
 SHORT = {64: 0, 128: 1024}
 """Up to so many keys, packed ones in the mean, dQ by rows is faster than added up: its sums, in FP32, are filled, added
 to and read, which takes longer than to compute S and dP once more."""

@@ -24,7 +24,7 @@ from assay.flash.places import places
 from assay.flash.tuning import Tile, is_trying, tile_for
 
 FEW, MANY = 16, 1024
-"""Queries and keys from which on the keys are split."""
+"""So many queries at most, over so many keys at least: the keys are split."""
 LARGEST_ROWS = 128
 """That a tile of a backward kernel may have."""
 _REGISTERS = 168

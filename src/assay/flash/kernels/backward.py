@@ -213,6 +213,8 @@ def attention_backward_kv(
     for member in range(group):
         head = kv_head * group + member
         slope, bias = slope_of(scores, sequence, heads, head), bias_of(scores, batch, head)
+        # Part 3, from `tail`: the block in which another packed sequence begins; without SPLIT all before it is part 0,
+        # masked.
         for part in tl.static_range(4):
             if (SPLIT or part == 0 or part == 3) and (part != 3 or span.cu_q is not None):
                 dk, dv = _over_rows(
@@ -347,6 +349,7 @@ def attention_backward_q(
     tail = tail_of(whole_end, end, len_k, span, COLUMNS)
     if not SPLIT:
         whole_begin, whole_end = tail, tail
+    # As in `attention_backward_kv`; with SPLIT part 0 is the window's left edge.
     for part in tl.static_range(4):
         if (span.left is not None or part != 0 if SPLIT else part == 0 or part == 3) and (
             part != 3 or span.cu_q is not None
@@ -378,7 +381,7 @@ def attention_cast_dq(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ) -> None:
-    """What `hopper_backward.add_q` added up, in order, scaled and cast.
+    """What `hopper_backward_sums.add_q` added up in the threads' order: put in order, scaled and cast.
 
     Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch. `places` of packed ones are of 128 rows.
     """

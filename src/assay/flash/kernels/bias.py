@@ -61,7 +61,7 @@ def attention_backward_bias(
                     dp = tl.dot(do, v.T, input_precision=PRECISION)
                     if dropout.seed is not None:
                         dp = tl.where(kept(dropout, batch * heads + head, rows, keys), dp * dropout.inverse, 0.0)
-                    total += p * (dp - delta_row[:, None])
+                    total += p * (dp - delta_row[:, None])  # the bias comes after the softcap: no derivative of tanh
     row = row_block * ROWS + tl.arange(0, ROWS)[:, None]
     key = key_block * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     there = (row < span.queries) & (key < span.keys)

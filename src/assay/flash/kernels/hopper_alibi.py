@@ -18,10 +18,10 @@ from assay.flash.kernels.hopper_shared import ROWS, shared
 
 @gluon.jit
 def ahead_of(start, first, slope, work, COLUMNS: gl.constexpr):
-    """What a block's middle key has more than the position of the consumer's `first` row.
+    """ALiBi of a block's middle key, counted from the consumer's `first` row: positive for later keys.
 
-    All are counted from there: what that adds to a row's scores `attend` takes off its LSE. Not from the tile's first
-    row: tiles have two or three consumers.
+    A row counts slope · (row − first) too much, which `attend` takes off its LSE. Not from the tile's first row: tiles
+    have two or three consumers.
     """
     return slope * (start + COLUMNS // 2 - (first + work.len_k - work.len_q)).to(gl.float32)
 
@@ -30,12 +30,12 @@ def ahead_of(start, first, slope, work, COLUMNS: gl.constexpr):
 def bounded(slope, scores):
     """No more than `lean_of` can hold. That is over 10⁵, which hides all keys but the nearest anyway."""
     largest = scores.scale * (65504.0 * 256)
-    return gl.where(slope > largest, largest, gl.where(slope < -largest, -largest, slope))  # and NaN
+    return gl.where(slope > largest, largest, gl.where(slope < -largest, -largest, slope))  # NaN stays NaN
 
 
 @gluon.jit
 def lean_of(slope, scores, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """What a key adds to the scores more than the one before it, in all its bits, for a product with `leaning`.
+    """ALiBi's slope in units of Q·Kᵀ, as three 16-bit numbers which together have all its bits, to multiply `leaning`.
 
     16 columns, the same in all rows: the number's 256th part, what that lacks, what both lack, and 0.
     """

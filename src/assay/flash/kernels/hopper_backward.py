@@ -135,9 +135,15 @@ def step_128(
 ):  # fmt: skip
     """A block of 64 rows at D 128, given its S; S of the next is returned, unless it is the LAST of a tile.
 
-    dP runs beside the exponentials; dQ of the block before (whose place is `before`), dK and the next S one after the
-    other, while dQ leaves for memory. dV is waited for with dP, which is faster than not to wait: it lets the other
-    consumer's products through (docs/log.md).
+    dQ is one step behind: its place is `before`. Step i writes dS(i) to stage i + 1 and has dQ(i−1) from stage i:
+
+        issue dP(i)                    P = 2^(S − LSE) meanwhile
+        issue dV += Pᵀ·dO              wait for dP and dV; dS to stage i + 1, for both consumers
+        issue dQ(i−1), dK, S(i+1)      wait for dQ; the copy engine adds it up while dK and S run
+
+    Before the first step stage 0 is given dS = 0, whose dQ goes NOWHERE; a tile's last dQ is done in the next tile's
+    first step (so K has two tiles), the very last by `last_q`. dV is waited for with dP, which is faster than not to
+    wait: it lets the other consumer's products through (docs/log.md).
     """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
@@ -215,6 +221,7 @@ def step_64(
     dp0 = warpgroup_mma(v, do0.permute((1, 0)), empty, use_acc=False, is_async=True)
     if not LATE:
         s1 = leaning(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
+    # So many younger products may still be in flight: LEANING adds one to each S, LATE moves the second S behind dV.
     s0 = warpgroup_mma_wait(2 + LEANING - LATE, deps=(s0,))
     p0, slant0 = probabilities(
         s0, buffers.lse.index(stage * 2).load(COLUMN), block * 2 * ROWS, first_key, masked, slope, work, span, scores,
@@ -427,7 +434,7 @@ def attention_backward_hopper(
         next_full=barriers(2, 1),
         next_empty=barriers(2, 2),
     )
-    fence_async_shared()
+    fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span,

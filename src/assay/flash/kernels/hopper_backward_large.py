@@ -384,7 +384,7 @@ def attention_backward_kv_large(
         next_full=barriers(2, 1),
         next_empty=barriers(2, 2),
     )
-    fence_async_shared()
+    fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_tiles, delta_tiles, room, counter, buffers, places,

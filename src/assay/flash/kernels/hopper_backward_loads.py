@@ -117,7 +117,8 @@ def produce(
                 rows_at = buffers.rows_full.index(stage), buffers.raw, work, head, line, block, stage
                 cleaned = bring_rows(q_tiles, lse_lines, buffers.q, buffers.lse, *rows_at, cleaned, PACKED, PARTS)
                 cleaned = bring_rows(do_tiles, delta_lines, buffers.do, buffers.delta, *rows_at, cleaned, PACKED, PARTS)
-                if step == begin:  # V of the last tile is left after these rows' place was
+                # K and V after the first rows: the last tile still reads V when these rows' stage is already free.
+                if step == begin:
                     slot, phase = stage_of(count)
                     mbarrier.wait(buffers.k_empty.index(slot), phase ^ 1)
                     for i in gl.static_range(2):

@@ -2,10 +2,10 @@
 
     dP = dO·Vᵀ,  P = 2^(S − LSE),  dS = P∘(dP − delta),  dQ = dS·K·scale
 
-A tile is 128 rows of one head, as in the forward kernel, whose order of tiles and blocks this is: a producer brings K
-and V by the copy engine, two consumers have 64 rows each. A consumer issues dQ of the last block and S of the next
-together, then dP; while these run it computes the exponentials. dQ goes first, so that its block of K, the oldest, is
-free early, and dS leaves its registers before dP needs them.
+A tile is 128 rows of one head. As in the forward kernel late rows go first and keys come from right to left: a producer
+brings K and V by the copy engine, two consumers have 64 rows each. A consumer issues dQ of the last block and S of the
+next together, then dP; while dP runs it computes the exponentials. dQ goes first, so that its block of K, the oldest,
+is free early, and dS leaves its registers before dP needs them.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -360,7 +360,7 @@ def attention_backward_q_hopper(
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),
     )
-    fence_async_shared()
+    fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group,

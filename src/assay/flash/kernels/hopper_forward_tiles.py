@@ -1,10 +1,10 @@
-"""Forward on Hopper: warps with roles. Some load, the others compute, and the tensor cores never wait for the softmax.
+"""Forward on Hopper: warps with roles. Some load, the others compute, and the tensor cores seldom wait.
 
 A tile is 128 or 192 rows of one head. Four warps (the producer) bring K and V by the copy engine (TMA), two or four
 stages ahead; two or three warpgroups (the consumers) have 64 rows each. A consumer issues Q·Kᵀ of the next block and
-P·V of this one together (so they come and go together), and computes the softmax of the first while the second runs.
-Blocks of keys come from right to left: the masked ones first. A CTA stays and takes tile after tile, the long ones
-first: whoever is free takes the next (an atomic counter), and loads it while the last one is still being finished.
+P·V of this one together, and computes the softmax of the first while the second runs (see `over_blocks`). Blocks of
+keys come from right to left: the masked ones first. A CTA stays and takes tile after tile, the long ones first: whoever
+is free takes the next (an atomic counter), and loads it while the last one is still being finished.
 
 What a row sums, and in which order, depends on its own sequence only: not on the tile it is in.
 
@@ -90,7 +90,11 @@ class Shape:
 
     @property
     def q_stages(self) -> int:
-        """Tiles of Q a consumer has: what is in registers need not wait, and large heads leave no room."""
+        """Tiles of Q a consumer has.
+
+        Two where Q stays in shared memory and the next tile's should come meanwhile. Q in registers frees its place at
+        once; large heads leave no room for two.
+        """
         return 2 if self.consumers == 3 else 1
 
 
@@ -209,7 +213,15 @@ def over_blocks(
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many the CTA had before these rows.
 
-    On entry P of the block before waits for its product with V; on exit that of the last.
+    On entry P of the block before waits for its product with V; on exit that of the last. A tile of n blocks takes
+    n + 1 steps, and the K and V of one come in one stage:
+
+        step    0    1    2   …   n
+        K       0    1    2   …   –         block 0 is the rightmost
+        V       –    0    1   …   n − 1
+
+    At step i: issue S(i) = Q·K(i)ᵀ and O += P(i−1)·V(i−1); wait for S(i); its softmax, P(i) and the factor, while P·V
+    runs; wait for O; free the stage; O ← O · factor.
     """
     COLUMNS: gl.constexpr = SHAPE.columns
     STAGES: gl.constexpr = SHAPE.stages
@@ -272,7 +284,7 @@ def consume(given, consumer: gl.constexpr, SHAPE: gl.constexpr):
     """Its 64 rows of tile after tile."""
     out_tiles, out, out_strides, lse, sinks, places, span, scores, heads, buffers = given
     PACKED: gl.constexpr = places is not None
-    if SHAPE.turns and consumer == SHAPE.consumers - 1:
+    if SHAPE.turns and consumer == SHAPE.consumers - 1:  # the first turn is consumer 0's
         named_barrier("arrive", 0)
     count = 0
     step = 0
@@ -321,7 +333,7 @@ def attend(
         tilt = slope * (rows - first).to(gl.float32)
     if sinks is not None:  # one more key, which has no value
         maximum = tilt + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
-        row_sum += 0.25
+        row_sum += 0.25  # 1, as four threads' partial sums
     output = gl.zeros([ROWS, VALUES], gl.float32, O_LAYOUT)
 
     q_slot = (count % SHAPE.q_stages) * SHAPE.consumers + consumer
@@ -428,7 +440,7 @@ def attention_forward_tiles(
         note_full=barriers(2, 1),
         note_empty=barriers(2, CONSUMERS),
     )
-    fence_async_shared()
+    fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     loads = q_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group, together
     rest = out_tiles, out, out_strides, lse, sinks, places, span, scores, heads, buffers
     if CONSUMERS == 2:

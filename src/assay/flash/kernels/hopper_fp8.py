@@ -135,7 +135,8 @@ def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, g
 def in_thread_order(p):
     """P with its keys in the order in which a thread that holds the scores can multiply them.
 
-    Of 16 keys a thread has two neighbours among the first eight and two among the last, and is to have four in a row.
+    Of 16 keys thread t of four has 2t, 2t + 1, 8 + 2t and 8 + 2t + 1; the product wants its 4t … 4t + 3. So place
+    4t + 2 · half + j has key 8 · half + 2t + j.
     """
     rows: gl.constexpr = p.shape[0]
     keys: gl.constexpr = p.shape[1]
@@ -313,7 +314,7 @@ def attend(
     sums = partial_sums(empty)
     if sinks is None:
         state = State(0, output, one * float("-inf"), sums, one)
-    else:  # one more key, which has no value
+    else:  # one more key, which has no value: 1, as four threads' partial sums
         state = State(0, output, one * (gl.load(sinks + work.head).to(gl.float32) * LOG2_E), sums + 0.25, one)
     block = work.end - 1
     unit, shift = block_scales(tile, scales, block)
@@ -388,7 +389,7 @@ def attention_forward_fp8(
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),
     )
-    fence_async_shared()
+    fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     gl.warp_specialize(
         [
             (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group)),

@@ -1,4 +1,8 @@
-"""A warpgroup's matrices on Hopper as its threads have them: scaled, masked and cut in place."""
+"""A warpgroup's matrices on Hopper as its threads have them: scaled, masked and cut in place.
+
+A 64 × N accumulator: row = 16 · warp + 8 · h + lane // 4, column = 8 · c + 2 · (lane % 4) + j. A thread has element
+4 · c + 2 · h + j: two rows (h), two neighbours (j) of every eight columns (c); four lanes share a row.
+"""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 from __future__ import annotations

@@ -75,7 +75,11 @@ def halvings(count):
 
 @gluon.jit
 def stage_of(step, STAGES: gl.constexpr = 2):
-    """The stage that a step takes, and the phase of its barriers: bits, since a quotient would look at the sign."""
+    """The stage that a step takes, and the phase of its barriers: bits, since a quotient would look at the sign.
+
+    A stage's n-th use (from 0) has phase n & 1. Who reads waits for `full` with that phase; who fills waits for `empty`
+    with the other one, phase ^ 1, which a barrier that nobody has used yet lets pass: the first round does not wait.
+    """
     return step & (STAGES - 1), (step >> halvings(STAGES)) & 1
 
 

@@ -31,7 +31,7 @@ class Work(NamedTuple):
 class Keys(NamedTuple):
     """Blocks of keys: those from begin to end are seen, those between the middle two by every row, whole.
 
-    Before the middle two keys are hidden on the left only.
+    In blocks before `whole_begin` keys are hidden on the left only; from `whole_end` on, on either side (`Shape.ends`).
     """
 
     begin: Any

@@ -1,4 +1,8 @@
-"""Consumers of a CTA that take turns at the tensor cores, by barriers of the hardware."""
+"""Consumers of a CTA that take turns at the tensor cores, by barriers of the hardware.
+
+Consumer c waits at barrier 8 + c: 128 threads that wait and 128 of the one before that arrive. All take equally many
+turns, so `pass_blocks` takes them, too.
+"""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 from __future__ import annotations

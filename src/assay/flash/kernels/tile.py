@@ -144,7 +144,10 @@ def bias_of(scores: tl.tuple, batch: tl.tensor, head: tl.tensor) -> tl.tensor:
 def keys_of_rows(
     first: tl.tensor, rows: tl.tensor, keys: tl.tensor, span: tl.tuple, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The blocks of keys that rows `first`… see: from begin to end, all of them whole between the middle two."""
+    """The blocks of keys that rows `first`… see: from begin to end, all of them whole between the middle two.
+
+    begin –(left edge)– whole_begin –(no mask)– whole_end –(right edge)– end
+    """
     last = tl.minimum(first + ROWS, rows) - 1
     shift = keys - rows
     begin, end = 0, tl.cdiv(keys, COLUMNS)
