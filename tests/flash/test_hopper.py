@@ -14,7 +14,8 @@ from assay.flash.call import Call
 from assay.flash.layout import empty_output
 from tests.flash.cases import Case, Drawn, largest, theirs
 
-hopper = pytest.importorskip("assay.flash.hopper_forward_tiles")
+hopper = pytest.importorskip("assay.flash.hopper")
+hopper_forward_tiles = pytest.importorskip("assay.flash.hopper_forward_tiles")
 places = pytest.importorskip("assay.flash.places").places
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -72,7 +73,7 @@ def call(length: int = 1000, dim: int = 64, seed: int = 0, device: str = "cuda",
 )
 def test_how_many_consumers(length: int, dim: int, how: dict[str, Any], consumers: int) -> None:
     this = call(length, dim, device="cpu", **how)
-    assert hopper.shape_of(this).consumers == consumers
+    assert hopper_forward_tiles.shape_of(this).consumers == consumers
 
 
 @on_hopper
@@ -83,7 +84,7 @@ def test_no_worse_than_the_portable_kernel(name: str, dim: int, dtype: torch.dty
     """RMSE at most 1.05 of its; the same rows without keys."""
     drawn = Drawn(replace(FEATURES[name], dims=(dim, dim)), dtype).to("cuda")
     this, truth = drawn.call(), theirs(drawn, torch.float64)
-    assert hopper.takes(this)
+    assert hopper.can(this)
     out, lse = launch.forward(this)
     other, other_lse = empty_output(this.q, dim), torch.empty_like(lse)
     launch._forward(this, other, other_lse)
@@ -122,7 +123,8 @@ def test_the_number_of_consumers_changes_no_bit(
         this.q[:, :, 5::7].abs_()
     results = []
     for three in (False, True):
-        monkeypatch.setattr(hopper, "shape_of", lambda _, three=three: hopper._shape(64, 64, three, wide=False))
+        shape = hopper_forward_tiles._shape(64, 64, 128, three, wide=False)
+        monkeypatch.setattr(hopper_forward_tiles, "shape_of", lambda _, shape=shape: shape)
         replay.forget()
         results.append(launch.forward(this))
     replay.forget()

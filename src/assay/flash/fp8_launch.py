@@ -173,7 +173,6 @@ def attend(
             STAGES=4 if max(dim, step) <= 128 else 2,
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
-            REGISTERS=240,
             num_warps=4,
         )
 

@@ -58,7 +58,7 @@ def leans(call: Call) -> bool:
 
 
 def takes_backward(call: Call) -> bool:
-    """Whether the Hopper kernel can do dK and dV of the call, and is the faster one."""
+    """Whether the Hopper kernel can do dK and dV of the call."""
     dims = padded(call.q.shape[3]), padded(call.v.shape[3])
     return can(call) and dims[0] == dims[1] <= 128
 
@@ -161,16 +161,10 @@ def backward(
         )  # fmt: skip
 
 
-def takes_backward_q(call: Call) -> bool:
-    """Whether `backward_q` can do the call."""
-    return can(call)
-
-
 def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, scores: Scores) -> None:
     """Fill `dq`."""
     q, k, v, dout, log2_lse, delta = tensors
-    dim, value_dim, keys = padded(q.shape[3]), padded(v.shape[3]), columns(call)
-    large = max(dim, value_dim) > 128
+    keys = columns(call)
     batches, heads = q.shape[:2]
     blocks = call.tiles("q", ROWS)
     replay.launch(
@@ -195,19 +189,15 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
         heads,
         call.group,
         q.shape[3],
-        dim,
-        value_dim,
-        keys,
-        2,
-        1 if large else 2,
-        large,
+        padded(q.shape[3]),
+        padded(v.shape[3]),
         num_warps=4,
     )
 
 
 def takes_backward_kv_large(call: Call) -> bool:
     """Whether `backward_kv_large` can do the call."""
-    return takes_backward_q(call) and padded(call.q.shape[3]) == padded(call.v.shape[3]) == 256
+    return can(call) and padded(call.q.shape[3]) == padded(call.v.shape[3]) == 256
 
 
 def backward_kv_large(

@@ -22,11 +22,6 @@ SHORT = 1024
 up to this wide."""
 
 
-def takes(call: Call) -> bool:
-    """Whether the kernel can do the call, and is the faster one."""
-    return hopper.can(call)
-
-
 def forward(
     call: Call,
     q: torch.Tensor,
@@ -63,7 +58,6 @@ def forward(
         together(call, shape),
         padded(q.shape[3]),
         shape,
-        160 if shape.consumers == 3 else 240,
         num_warps=4,
     )
 
@@ -86,11 +80,6 @@ def together(call: Call, shape: Shape) -> int:
     return 1 << max(HEADS, min(two_each, CACHE * call.group // size)).bit_length() - 1
 
 
-def columns(call: Call) -> int:
-    """Keys of a block."""
-    return shape_of(call).columns
-
-
 def shape_of(call: Call) -> Shape:
     """Small heads leave registers for three consumers: faster but where masked rows see few keys. No bit depends on it.
 
@@ -98,7 +87,7 @@ def shape_of(call: Call) -> Shape:
     """
     small = max(call.q.shape[3], call.v.shape[3]) <= 64
     three = small and (call.slopes is None or hopper.leans(call)) and not _few_keys(call)
-    return _shape(call.q.shape[3], call.v.shape[3], three, _wide(call))
+    return _shape(call.q.shape[3], call.v.shape[3], hopper.columns(call), three, _wide(call))
 
 
 def _few_keys(call: Call) -> bool:
@@ -115,10 +104,10 @@ def _wide(call: Call) -> bool:
 
 
 @cache
-def _shape(dim: int, value_dim: int, three: bool, wide: bool) -> Shape:
+def _shape(dim: int, value_dim: int, columns: int, three: bool, wide: bool) -> Shape:
     return Shape(
         consumers=3 if three else 2,
-        columns=128 if max(dim, value_dim) <= 128 else 64,
+        columns=columns,
         value_dim=value_dim,
         block_value_dim=padded(value_dim),
         q_in_registers=dim <= 128 and not three,

@@ -102,7 +102,7 @@ def _as_decoding(call: Call) -> CacheCall:
 
 def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
     q, k, v = _positive_scale(call)
-    if hopper_forward_tiles.takes(call):
+    if hopper.can(call):
         hopper_forward_tiles.forward(call, q, k, v, out, lse, _span(call), _scores(call))
         return
     tile = tile_for("forward", call)
@@ -165,7 +165,7 @@ def _backward(call: Call, passed: Passed, grads: Gradients) -> None:
         hopper.backward_kv_large(call, tensors, grads.k, grads.v, *rest)
     else:
         _backward_kv(call, tensors, grads.k, grads.v, rest)
-    if dq_sums is None and hopper.takes_backward_q(call):
+    if dq_sums is None and hopper.can(call):
         hopper.backward_q(call, tensors, grads.q, *rest)
     elif dq_sums is None:
         _backward_q(call, tensors, grads.q, rest)
@@ -287,8 +287,8 @@ def _backward_bias(call: Call, dbias: torch.Tensor, tensors: hopper.Tensors, res
 
 def key_blocks(call: Call) -> tuple[int, bool]:
     """How many keys the forward kernel takes at once, and whether from the last to the first: the order of its sums."""
-    if hopper_forward_tiles.takes(call):
-        return hopper_forward_tiles.columns(call), True
+    if hopper.can(call):
+        return hopper.columns(call), True
     return tile_for("forward", call).columns, call.numerics.reverse_keys
 
 

@@ -78,10 +78,12 @@ class Rows(NamedTuple):
 
 @gluon.jit
 def produce(
-    q_tiles, do_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group,
-    COLUMNS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    q_tiles, do_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group
 ):  # fmt: skip
     """Tile after tile: Q and dO, then K and V block by block, from right to left."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    K_STAGES: gl.constexpr = buffers.k.shape[0]
+    V_STAGES: gl.constexpr = buffers.v.shape[0]
     tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -158,13 +160,15 @@ def gradient(p, dp, start, own, work, span, MASKED: gl.constexpr):
 @gluon.jit
 def over_blocks(
     first, last, earlier, ds, dq, own, buffers, work, span, scores,
-    consumer: gl.constexpr, COLUMNS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    LARGE: gl.constexpr, MASKED: gl.constexpr,
+    consumer: gl.constexpr, LARGE: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile.
 
     On entry dS of the block before waits for its product with K; on exit that of the last.
     """
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    K_STAGES: gl.constexpr = buffers.k.shape[0]
+    V_STAGES: gl.constexpr = buffers.v.shape[0]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, dq.type.layout, 2)
     for back in range(first, last):
@@ -197,11 +201,10 @@ def over_blocks(
 @gluon.jit
 def consume(
     dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores, batches, heads, group,
-    buffers,
-    consumer: gl.constexpr, DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, COLUMNS: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
+    buffers, consumer: gl.constexpr, DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, LARGE: gl.constexpr,
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
     tiles = blocks_of(places, span) * batches * heads
     tile = gl.program_id(0)
     count = 0
@@ -210,7 +213,7 @@ def consume(
         work = work_of(tile, places, span, batches, heads, group, COLUMNS)
         dq = attend(
             log2_lse, delta, room, places, span, scores, heads, buffers, work, count, step,
-            consumer, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, LARGE,
+            consumer, BLOCK_DIM, LARGE,
         )  # fmt: skip
         step += work.end - work.begin
         if LARGE:  # worked out again: kept over the loops it would fill the registers
@@ -229,10 +232,12 @@ def consume(
 @gluon.jit
 def attend(
     log2_lse, delta, room, places, span, scores, heads, buffers, work, count, earlier,
-    consumer: gl.constexpr, BLOCK_DIM: gl.constexpr, COLUMNS: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
+    consumer: gl.constexpr, BLOCK_DIM: gl.constexpr, LARGE: gl.constexpr,
 ):  # fmt: skip
     """dQ of 64 rows, over all their blocks of keys; `earlier` is how many came before this tile, the count-th."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    K_STAGES: gl.constexpr = buffers.k.shape[0]
+    V_STAGES: gl.constexpr = buffers.v.shape[0]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DIM, 16])
     DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, DQ_LAYOUT, 2)
@@ -272,19 +277,11 @@ def attend(
 
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
-    ds, dq = over_blocks(
-        1, right, earlier, ds, dq, own, buffers, work, span, scores,
-        consumer, COLUMNS, K_STAGES, V_STAGES, LARGE, True,
-    )  # fmt: skip
-    ds, dq = over_blocks(
-        right, left, earlier, ds, dq, own, buffers, work, span, scores,
-        consumer, COLUMNS, K_STAGES, V_STAGES, LARGE, False,
-    )  # fmt: skip
+    rest = own, buffers, work, span, scores
+    ds, dq = over_blocks(1, right, earlier, ds, dq, *rest, consumer, LARGE, True)
+    ds, dq = over_blocks(right, left, earlier, ds, dq, *rest, consumer, LARGE, False)
     if span.left is not None:
-        ds, dq = over_blocks(
-            left, work.end - work.begin, earlier, ds, dq, own, buffers, work, span, scores,
-            consumer, COLUMNS, K_STAGES, V_STAGES, LARGE, True,
-        )  # fmt: skip
+        ds, dq = over_blocks(left, work.end - work.begin, earlier, ds, dq, *rest, consumer, LARGE, True)
     if not LARGE:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     stage = (earlier + work.end - work.begin - 1) % K_STAGES
@@ -330,14 +327,17 @@ def put_rows(out, strides, buffer, batch, head, before, first, length, DIM: gl.c
 def attention_backward_q_hopper(
     q_tiles, do_tiles, k_tiles, v_tiles, dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, counter,
     places, span, scores, batches, heads, group,
-    DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, LARGE: gl.constexpr,
+    DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, BLOCK_VALUE_DIM: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`.
 
-    `log2_lse` and `delta` are (B·H, room), see `attention_prepare_backward`. LARGE: heads that fill the registers.
+    `log2_lse` and `delta` are (B·H, room), see `attention_prepare_backward`.
     """
     dtype: gl.constexpr = q_tiles.dtype
+    COLUMNS: gl.constexpr = k_tiles.block_type.shape[2]
+    LARGE: gl.constexpr = BLOCK_DIM > 128 or BLOCK_VALUE_DIM > 128  # they fill the registers, and shared memory
+    K_STAGES: gl.constexpr = 2
+    V_STAGES: gl.constexpr = 1 if LARGE else 2
     q = shared(dtype, CONSUMERS, ROWS, BLOCK_DIM)
     if LARGE:  # no room for one of its own
         out_buffer = q
@@ -363,12 +363,12 @@ def attention_backward_q_hopper(
     fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     gl.warp_specialize(
         [
-            (produce, (q_tiles, do_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads, group,
-                       COLUMNS, K_STAGES, V_STAGES)),
+            (produce, (q_tiles, do_tiles, k_tiles, v_tiles, counter, buffers, places, span, batches, heads,
+                       group)),
             (consume, (dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores,
-                       batches, heads, group, buffers, 0, DIM, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, LARGE)),
+                       batches, heads, group, buffers, 0, DIM, BLOCK_DIM, LARGE)),
             (consume, (dq_tiles, dq_out, dq_strides, log2_lse, delta, room, gradient_scale, places, span, scores,
-                       batches, heads, group, buffers, 1, DIM, BLOCK_DIM, COLUMNS, K_STAGES, V_STAGES, LARGE)),
+                       batches, heads, group, buffers, 1, DIM, BLOCK_DIM, LARGE)),
         ],
         [4, 4],
         [240, 240],

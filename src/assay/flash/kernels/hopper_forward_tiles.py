@@ -97,6 +97,11 @@ class Shape:
         """
         return 2 if self.consumers == 3 else 1
 
+    @property
+    def registers(self) -> int:
+        """Of a consumer's thread: less where three share the register file."""
+        return 160 if self.consumers == 3 else 240
+
 
 @gluon.jit
 def bring(
@@ -416,7 +421,7 @@ def attend(
 @gluon.jit(do_not_specialize=["batches", "heads", "group", "together"])
 def attention_forward_tiles(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads,
-    group, together, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr, REGISTERS: gl.constexpr,
+    group, together, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 before and after; `places` is None, or see `blocks_of`; for
     `together` see `work_of`.
@@ -447,7 +452,7 @@ def attention_forward_tiles(
         gl.warp_specialize(
             [(produce, (loads, SHAPE)), (consume, (rest, 0, SHAPE)), (consume, (rest, 1, SHAPE))],
             [4, 4],
-            [REGISTERS, REGISTERS],
+            [SHAPE.registers, SHAPE.registers],
         )
     else:
         gl.warp_specialize(
@@ -458,5 +463,5 @@ def attention_forward_tiles(
                 (consume, (rest, 2, SHAPE)),
             ],
             [4, 4, 4],
-            [REGISTERS, REGISTERS, REGISTERS],
+            [SHAPE.registers, SHAPE.registers, SHAPE.registers],
         )

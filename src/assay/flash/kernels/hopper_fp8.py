@@ -368,7 +368,6 @@ def attention_forward_fp8(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, batches, heads,
     group,
     VALUE_DIM: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
-    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start."""
     COLUMNS: gl.constexpr = k_tiles.block_type.shape[2]
@@ -399,5 +398,5 @@ def attention_forward_fp8(
                        1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
         ],
         [4, 4],
-        [REGISTERS, REGISTERS],
+        [240, 240],
     )  # fmt: skip
