@@ -41,12 +41,12 @@ from assay.flash.kernels.hopper_shared import (
     barriers,
     lines,
     next_tile,
-    nothing,
     shared,
     stage_of,
     stores_done,
     tanh,
     write,
+    zero_unknown_to_compiler,
 )
 
 
@@ -118,7 +118,7 @@ def multiply_s(step, at, buffers, consumer: gl.constexpr):
     stage, phase = stage_of(step)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     mbarrier.wait(buffers.rows_full.index(stage), phase)
-    k = buffers.k.index((at.count & 1) * 2 + consumer + nothing(step))
+    k = buffers.k.index((at.count & 1) * 2 + consumer + zero_unknown_to_compiler(step))
     return warpgroup_mma(k, buffers.q.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
 
 
@@ -153,7 +153,7 @@ def step_128(
     after, phase_after = stage_of(step + 1)
     empty = gl.zeros([ROWS, ROWS], gl.float32, LAYOUT)
     q, do = buffers.q.index(stage), buffers.do.index(stage)
-    v = buffers.v.index(consumer + nothing(step))
+    v = buffers.v.index(consumer + zero_unknown_to_compiler(step))
     dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
     masked = is_masked(block, work)
     first_key = work.first_key + consumer * ROWS

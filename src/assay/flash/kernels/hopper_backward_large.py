@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.hopper_backward_q import put
+from assay.flash.kernels.hopper_fragments import as_fragment, in_order
 from assay.flash.kernels.hopper_keys import blocks_of, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
@@ -39,6 +40,7 @@ from assay.flash.kernels.hopper_shared import (
     tanh,
     tell_tile,
     unpacked,
+    zero_unknown_to_compiler,
 )
 from assay.flash.kernels.hopper_tiles import claim
 
@@ -151,25 +153,6 @@ def bring(tiles, lines, place, line, buffer, line_buffer, full, raw, there, clea
 
 
 @gluon.jit
-def in_order(x):
-    """A 64 × 64 fragment, or one of pairs, as shared memory takes it best: 16 bytes of each thread in a row."""
-    if x.shape[1] == 64:
-        x = gl.permute(gl.reshape(x, [4, 2, 8, 8, 4, 2]), (3, 0, 2, 4, 1, 5))
-    else:
-        x = gl.permute(gl.reshape(x, [4, 2, 8, 4, 2, 4]), (3, 0, 2, 5, 4, 1))
-    return gl.reshape(x, [x.numel // 512, 512])
-
-
-@gluon.jit
-def as_fragment(x):
-    """What `in_order` put in order."""
-    if x.shape[0] == 8:
-        return gl.reshape(gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5)), [64, 64])
-    else:
-        return gl.reshape(gl.permute(gl.reshape(x, [4, 4, 8, 4, 2, 2]), (1, 5, 2, 0, 4, 3)), [64, 32])
-
-
-@gluon.jit
 def send(s, block, member, step, buffers, work, span, scores, heads, group, P_LAYOUT: gl.constexpr):
     """Sᵀ of a block → P for dV, and for the other warpgroup, with a softcap times its slope, 1 − tanh²."""
     KEY_LAYOUT: gl.constexpr = gl.SliceLayout(1, s.type.layout)
@@ -269,7 +252,7 @@ def sum_values(
                 member += 1
             mbarrier.wait(buffers.q_full.index(step % STAGES), (step // STAGES) & 1)
             empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
-            k = buffers.k.index(step >> 30)  # looked up at every turn: addresses kept would fill the registers
+            k = buffers.k.index(zero_unknown_to_compiler(step))
             q = buffers.q.index(step % STAGES).permute((1, 0))
             s = warpgroup_mma(k, q, empty, use_acc=False, is_async=True)
             dv = warpgroup_mma_wait(1, deps=(dv,))
@@ -325,7 +308,7 @@ def sum_keys(
                 block = work.begin
             mbarrier.wait(buffers.do_full.index(step % STAGES), (step // STAGES) & 1)
             empty = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
-            v = buffers.v.index(step >> 30)
+            v = buffers.v.index(zero_unknown_to_compiler(step))
             do = buffers.do.index(step % STAGES).permute((1, 0))
             dp = warpgroup_mma(v, do, empty, use_acc=False, is_async=True)
             dk = warpgroup_mma_wait(1, deps=(dk,))

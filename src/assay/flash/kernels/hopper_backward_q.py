@@ -23,18 +23,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, work_of
+from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     barriers,
     clean,
+    line_of,
     next_tile,
     packed,
     shared,
     tanh,
     tell_tile,
     unpacked,
+    zero_unknown_to_compiler,
 )
 from assay.flash.kernels.hopper_tiles import claim
 
@@ -146,14 +148,7 @@ def gradient(p, dp, start, own, work, span, MASKED: gl.constexpr):
     """dS of one block. Masked only here: hidden keys may hold anything, also NaN."""
     ds = p * (dp - gl.expand_dims(own.delta, 1))
     if MASKED:
-        keys = gl.expand_dims(start + own.columns, 0)
-        position = gl.expand_dims(own.number + (work.len_k - work.len_q), 1)
-        seen = keys < work.len_k
-        if span.right is not None:
-            seen &= keys <= position + span.right
-        if span.left is not None:
-            seen &= keys >= position - span.left
-        ds = gl.where(seen, ds, 0.0)
+        ds = gl.where(seen(own.number, start + own.columns, work, span), ds, 0.0)
     return ds
 
 
@@ -177,7 +172,7 @@ def over_blocks(
         empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
         here = consumer
         if LARGE:  # looked up at every turn: addresses kept around the loop would fill the registers
-            here += step >> 30  # 0
+            here += zero_unknown_to_compiler(step)
         q, do = buffers.q.index(here), buffers.do.index(here)
         dq = warpgroup_mma(unpacked(ds, buffers.k.dtype, DS_LAYOUT), buffers.k.index(before), dq, is_async=True)
         mbarrier.wait(buffers.k_full.index(stage), (step // K_STAGES) & 1)
@@ -217,7 +212,7 @@ def consume(
         )  # fmt: skip
         step += work.end - work.begin
         if LARGE:  # worked out again: kept over the loops it would fill the registers
-            work = work_of(tile + (step >> 30), places, span, batches, heads, group, COLUMNS)
+            work = work_of(tile + zero_unknown_to_compiler(step), places, span, batches, heads, group, COLUMNS)
         rows_at = work.batch, work.head, work.before_q, work.first_row + consumer * ROWS, work.len_q
         buffer = buffers.out.index(consumer)
         put(dq_tiles, dq_out, dq_strides, dq * gradient_scale, rows_at, buffer, places is not None, DIM)
@@ -245,8 +240,8 @@ def attend(
     first = work.first_row + consumer * ROWS
     number = first + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
     line = (work.batch * heads + work.head).to(gl.int64) * room
-    if places is not None:  # sequences begin at whole 128s there
-        line += (work.before_q // 128 + work.sequence) * 128
+    if places is not None:
+        line += line_of(work.before_q, work.sequence)
     there = number < work.len_q
     slope = 0.0
     if scores.slopes is not None:

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_fragments import in_order
 from assay.flash.kernels.hopper_shared import ROWS, add_tile, stage_of
 
 NOWHERE = gl.constexpr(1 << 24)  # a place of dQ behind the last one: the copy engine leaves it out
@@ -26,7 +27,7 @@ def add_q(dq, dq_lines, place, buffer, FRESH: gl.constexpr):
     """
     buffer = buffer._reinterpret(gl.float32, [16, 256], gl.NVMMASharedLayout(0, 32, 2))
     tma.store_wait(0)  # the one before may still be read
-    buffer.store(dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([16, 256]))
+    buffer.store(in_order(dq).reshape([16, 256]))
     fence_async_shared()
     if FRESH:
         if place < 0:

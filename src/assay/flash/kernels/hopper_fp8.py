@@ -24,7 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, work_of
+from assay.flash.kernels.hopper_fragments import by_row
+from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
@@ -186,14 +187,7 @@ def softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED: gl.c
         s = tanh(s * unit)
         unit = scores.cap
     if MASKED:
-        keys = gl.expand_dims(block * s.shape[1] + tile.columns, 0)
-        position = gl.expand_dims(tile.rows + (work.len_k - work.len_q), 1)
-        seen = keys < work.len_k
-        if span.right is not None:
-            seen &= keys <= position + span.right
-        if span.left is not None:
-            seen &= keys >= position - span.left
-        s = gl.where(seen, s, float("-inf"))
+        s = gl.where(seen(tile.rows, block * s.shape[1] + tile.columns, work, span), s, float("-inf"))
     latest = gl.maximum(state.maximum, row_maxima(s) * unit)
     reference = latest
     if MASKED:
@@ -201,12 +195,6 @@ def softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED: gl.c
     p = gl.exp2(s * unit - gl.expand_dims(reference - shift, 1))
     factor = gl.exp2(state.maximum - reference)
     return p, latest, by_row(state.row_sum, factor) + partial_sums(p) * gl.exp2(-shift), factor
-
-
-@gluon.jit
-def by_row(output, factor):
-    """Every row times its factor."""
-    return output * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
 
 
 @gluon.jit

@@ -19,6 +19,12 @@ def log2(x):
     return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
+@gluon.jit
+def by_row(x, factor):
+    """Every row times its factor."""
+    return x * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout)), 1)
+
+
 @gluon.constexpr_function
 def _in_place(elements, *others):
     """Operands: what is changed in place, then the others, so many elements of each."""
@@ -166,3 +172,25 @@ def widened(x, SIDE: gl.constexpr, LAYOUT: gl.constexpr):
     nothing = gl.zeros_like(x)
     both = gl.permute(gl.join(nothing, x) if SIDE else gl.join(x, nothing), (0, 2, 1))
     return gl.convert_layout(gl.reshape(both, [x.shape[0], 2 * x.shape[1]]), LAYOUT)
+
+
+@gluon.jit
+def in_order(x):
+    """A 64 × 64 accumulator, or one of pairs, as shared memory takes it best: 16 bytes of each thread in a row.
+
+    Of an accumulator a thread's element 4 · c + 2 · h + j has place 4 · (128 · c + thread) + 2 · h + j.
+    """
+    if x.shape[1] == 64:
+        x = gl.permute(gl.reshape(x, [4, 2, 8, 8, 4, 2]), (3, 0, 2, 4, 1, 5))
+    else:
+        x = gl.permute(gl.reshape(x, [4, 2, 8, 4, 2, 4]), (3, 0, 2, 5, 4, 1))
+    return gl.reshape(x, [x.numel // 512, 512])
+
+
+@gluon.jit
+def as_fragment(x):
+    """What `in_order` put in order."""
+    if x.shape[0] == 8:
+        return gl.reshape(gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5)), [64, 64])
+    else:
+        return gl.reshape(gl.permute(gl.reshape(x, [4, 4, 8, 4, 2, 2]), (1, 5, 2, 0, 4, 3)), [64, 32])

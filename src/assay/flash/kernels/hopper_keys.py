@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_shared import fields_of
+from assay.flash.kernels.hopper_shared import fields_of, line_of
 
 
 class Work(NamedTuple):
@@ -26,7 +26,7 @@ class Work(NamedTuple):
     len_q: Any
     len_k: Any
     line: Any
-    """Where the sequence's rows begin in the lines of LSE, delta and dQ: see `tile.line_of`."""
+    """Where the sequence's rows begin in the lines of LSE, delta and dQ."""
     begin: Any
     """Blocks of rows: those from begin to end see some of the keys, those between the middle two all."""
     whole_begin: Any
@@ -76,7 +76,7 @@ def work_of(tile, places, span, batches, kv_heads, together, KEYS: gl.constexpr,
     len_q, len_k = span.queries, span.keys
     if places is not None:
         sequence, block, before_q, len_q, before_k, len_k = fields_of(places, block)
-        line = (before_q // 128 + sequence) * 128
+        line = line_of(before_q, sequence)
     first = block * KEYS
     if places is not None:
         first = gl.where(beyond, gl.cdiv(len_k, KEYS) * KEYS, first)

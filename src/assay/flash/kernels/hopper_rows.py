@@ -84,3 +84,16 @@ def work_of(tile, places, span, batches, heads, group, COLUMNS: gl.constexpr):
         batch, head, head // group, sequence, before_q, before_k, first, len_q, len_k,
         begin, whole_begin, whole_end, end,
     )  # fmt: skip
+
+
+@gluon.jit
+def seen(rows, keys, work, span):
+    """(rows, keys): whether a row sees a key."""
+    keys = gl.expand_dims(keys, 0)
+    position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
+    visible = keys < work.len_k
+    if span.right is not None:
+        visible &= keys <= position + span.right
+    if span.left is not None:
+        visible &= keys >= position - span.left
+    return visible

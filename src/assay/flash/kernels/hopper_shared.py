@@ -66,6 +66,12 @@ def fields_of(places, tile):
     return sequence, number, before_q, len_q, before_k, len_k
 
 
+@gluon.jit
+def line_of(before_q, sequence):
+    """Where a packed sequence's rows begin in the lines of LSE, delta and dQ: see `tile.line_of`."""
+    return (before_q // 128 + sequence) * 128
+
+
 @gluon.constexpr_function
 def halvings(count):
     """How often a power of 2 can be halved."""
@@ -84,8 +90,8 @@ def stage_of(step, STAGES: gl.constexpr = 2):
 
 
 @gluon.jit
-def nothing(step):
-    """0 (steps are fewer than 2³⁰), which the compiler does not know.
+def zero_unknown_to_compiler(step):
+    """0, since steps are fewer than 2³⁰, but the compiler does not know that.
 
     Added to the index of a tile that never moves, it keeps the tile's address out of the registers: the compiler would
     compute it once, before the loop, for each of its products, and spill what else is there.

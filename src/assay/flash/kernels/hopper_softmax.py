@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_fragments import hidden, largest
+from assay.flash.kernels.hopper_fragments import by_row, hidden, largest
 from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 
@@ -61,8 +61,7 @@ def softmax(
         p = gl.exp2(s - below)
     factor = gl.exp2(maximum - reference)
     sums = partial_sums(p)
-    row_sum = row_sum * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout)), 1)
-    return p, latest, row_sum + sums, factor
+    return p, latest, by_row(row_sum, factor) + sums, factor
 
 
 @gluon.jit
