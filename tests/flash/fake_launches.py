@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
-from assay.flash import descriptors, hopper, hopper_forward_tiles, launcher, replay
+from assay.flash import descriptors, gpu, hopper, hopper_forward_tiles, launcher, replay
 from tests.flash.machine_code import _Offline
 
 ZERO = torch.zeros(4, dtype=torch.int32)
@@ -143,7 +143,7 @@ def asking() -> Iterator[Asked]:
         patch.setattr(KernelInterface, "__getitem__", ask)
         patch.setattr(driver, "_active", _Offline())
         patch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
-        patch.setattr(hopper, "processors", lambda index: 132)
+        patch.setattr(gpu, "processors", lambda index: 132)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         for module in (hopper, hopper_forward_tiles, replay):
             patch.setattr(module, "counter", lambda device: ZERO)

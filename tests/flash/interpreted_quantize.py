@@ -12,13 +12,13 @@ import itertools
 import pytest
 import torch
 
-from assay.flash import fp8_launch
+from assay.flash import fp8_launch, gpu
 from assay.flash.fp8 import FORMATS, FP8, quantize
 
 
 def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fp8_launch, "_processors", lambda index: 1)  # a program takes several blocks, of several heads
+        patch.setattr(gpu, "processors", lambda index: 1)  # a program takes several blocks, of several heads
         for stages in (1, 2):
             patch.setattr(fp8_launch, "_how", lambda *_, stages=stages: (2, 4, stages))
             check()

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from assay.flash import fp8_launch, hopper, hopper_forward_tiles, launch
+from assay.flash import fp8_launch, gpu, hopper, hopper_forward_tiles, launch
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
 from tests.flash.machine_code import code_of, compiling, complaints, hurried, read, repurposed, spills, unset
@@ -92,9 +92,8 @@ def on_hopper() -> Iterator[list[Any]]:
     """Calls on CPU tensors go where those on an H200's would, and are compiled only."""
     with pytest.MonkeyPatch.context() as patch, compiling() as kernels:
         patch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
-        patch.setattr(hopper, "processors", lambda index: 132)
         patch.setattr(hopper, "SHORT", {64: 0, 128: 0})  # dQ is added up, also of few keys
-        patch.setattr(fp8_launch, "_processors", lambda index: 132)
+        patch.setattr(gpu, "processors", lambda index: 132)
         patch.setattr(fp8_launch, "_has_room", lambda index: True)
         for module in (hopper, hopper_forward_tiles):
             patch.setattr(module, "counter", lambda device: torch.zeros(1, dtype=torch.int32))
@@ -156,7 +155,7 @@ def test_where_dq_is_added_up(
     monkeypatch: pytest.MonkeyPatch, keys: int, dim: int, deterministic: bool, expected: bool
 ) -> None:
     monkeypatch.setattr(hopper, "can", lambda call: True)
-    monkeypatch.setattr(hopper, "processors", lambda index: 132)
+    monkeypatch.setattr(gpu, "processors", lambda index: 132)
     call = Drawn(Case(queries=keys, keys=keys, dims=(dim, dim), batch=1), torch.bfloat16).call()
     assert hopper.adds_up(replace(call, deterministic=deterministic)) is expected
 

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from assay.flash import hopper, hopper_forward_tiles
+from assay.flash import gpu, hopper, hopper_forward_tiles
 from assay.flash.call import Call
 
 PROCESSORS = 132
@@ -21,7 +21,7 @@ ENDS = 2
 
 @pytest.fixture(autouse=True)
 def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "processors", lambda index: PROCESSORS)
+    monkeypatch.setattr(gpu, "processors", lambda index: PROCESSORS)
 
 
 def drawn(length: int, dim: int, **how: Any) -> Call:

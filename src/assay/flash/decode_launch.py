@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from assay.flash import replay
+from assay.flash import gpu, replay
 from assay.flash.decode import CacheCall, empty_results
 from assay.flash.kernels.decode import attention_decode, merge_splits
 from assay.flash.kernels.tile import Scores, Span, precision
@@ -90,8 +88,8 @@ def _attend(
         lse,
         lse_strides,
         None if call.sinks is None else call.sinks.contiguous(),
-        Span(queries, None, left, right, None, None, None),
-        Scores(scale, None if cap is None else cap * _LOG2_E, call.slopes, None, None, None, None, None, None),
+        Span(queries, None, left, right),
+        Scores(scale, None if cap is None else cap * _LOG2_E, call.slopes),
         call.longest,
         heads,
         splits,
@@ -137,13 +135,9 @@ def _splits(call: CacheCall, columns: int, programs: int) -> tuple[int, int]:
         least = _INVARIANT_KEYS // columns
         return max(1, _ceil(blocks, least)), least
     least = _LEAST_KEYS // columns
-    wanted = _ceil(_PROGRAMS * _multiprocessors(call.q.device), max(1, programs))
+    processors = gpu.processors(call.q.device.index) if call.q.is_cuda else 1
+    wanted = _ceil(_PROGRAMS * processors, max(1, programs))
     return max(1, min(wanted, _ceil(blocks, least))), least
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _ceil(a: int, b: int) -> int:

@@ -8,6 +8,7 @@ import torch
 import triton
 
 from assay.flash import fp8 as quantisation
+from assay.flash import gpu
 from assay.flash.descriptors import gluon_tiles
 from assay.flash.fp8 import BLOCK, FP8, Quantized, room, shared_scales
 from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8
@@ -45,7 +46,7 @@ def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, tran
     turns = _turns(room(dim), x.dtype, x.device) if rotate else None
     total = batch * heads * blocks
     programs, warps, stages = _how(x.device.index, x.dtype, room(dim), rotate)
-    grid = (min(total, programs * _processors(x.device.index)),)
+    grid = (min(total, programs * gpu.processors(x.device.index)),)
 
     def run(out: torch.Tensor | None, scales: torch.Tensor, given: bool) -> None:
         quantize_blocks[grid](
@@ -139,9 +140,9 @@ def attend(
     """
     q, k, v = quantised
     value_dim, step = out.shape[3], v.values.shape[2]
-    span = Span(q.values.shape[2], k.values.shape[2], left, right, None, None, None)
+    span = Span(q.values.shape[2], k.values.shape[2], left, right)
     unit = scale * _LOG2_E if softcap is None else scale / softcap
-    scores = Scores(unit, None if softcap is None else softcap * _LOG2_E, *7 * (None,))
+    scores = Scores(unit, None if softcap is None else softcap * _LOG2_E)
     if two_level is None:
         two_level = value_dim <= _LARGEST_PRODUCT
     if two_level:
@@ -152,7 +153,7 @@ def attend(
     dim = q.values.shape[3]
     for first in range(0, value_dim, step):
         part = out[..., first : first + step]
-        attention_forward_fp8[(min(tiles, _processors(out.device.index)),)](
+        attention_forward_fp8[(min(tiles, gpu.processors(out.device.index)),)](
             gluon_tiles(q.values, 64),
             gluon_tiles(k.values, BLOCK),
             gluon_tiles(v.values[:, :, first : first + step], step, BLOCK),
@@ -169,17 +170,12 @@ def attend(
             batches,
             heads,
             heads // k.values.shape[1],
-            part.shape[3],
+            VALUE_DIM=part.shape[3],
             STAGES=4 if max(dim, step) <= 128 else 2,
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
             num_warps=4,
         )
-
-
-@cache
-def _processors(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 @cache

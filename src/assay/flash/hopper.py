@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from assay.flash import replay
+from assay.flash import gpu, replay
 from assay.flash.call import Call
 from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
@@ -21,8 +21,7 @@ from assay.flash.numerics import SHIPPED
 from assay.flash.places import places
 
 DIMS: tuple[int, ...] = (64, 128, 256)
-ROWS = 128
-"""Of a tile."""
+TILE_ROWS = 128
 KEYS, KEYS_LARGE = 128, 64
 """Of a tile of the backward pass; of `backward_kv_large`."""
 BUSY, CACHED = 0.9, 512 * 64
@@ -79,7 +78,7 @@ def alone(call: Call) -> bool:
         return False
     if keys <= KEYS:
         return True
-    waves = heads / processors(call.q.device.index)
+    waves = heads / gpu.processors(call.q.device.index)
     return waves / math.ceil(waves) >= BUSY and call.group * call.q.shape[2] * padded(call.q.shape[3]) <= CACHED
 
 
@@ -96,7 +95,7 @@ def together(call: Call) -> int:
     Head by head; but where a mask makes tiles unequal and there are FEW for each processor, the long ones of the last
     head would begin when others end: as many heads, then, as have two for each. Odd: Triton compiles one form.
     """
-    blocks, slots = -(-call.k.shape[2] // KEYS), processors(call.q.device.index)
+    blocks, slots = -(-call.k.shape[2] // KEYS), gpu.processors(call.q.device.index)
     few = call.k.shape[0] * call.k.shape[1] * blocks < FEW * slots
     if not few or alone(call) or not call.masked:
         return 1
@@ -123,7 +122,7 @@ def backward(
     works = batches * kv_heads * (1 if dq_sums is not None and alone(call) else blocks)
     replay.launch(
         attention_backward_hopper,
-        (min(works, processors(q.device.index)),),
+        (min(works, gpu.processors(q.device.index)),),
         *(gluon_tiles(x, 64) for x in (q, k, v, dout)),
         gluon_lines(log2_lse),
         gluon_lines(delta),
@@ -144,20 +143,20 @@ def backward(
         kv_heads,
         call.group,
         together(call),
-        dim,
-        v.shape[3],
-        block,
-        dq_sums is not None,
-        dq_sums is not None and alone(call),
-        dq_sums is not None and overwrites(call),
+        DIM=dim,
+        VALUE_DIM=v.shape[3],
+        BLOCK_DIM=block,
+        ADD_Q=dq_sums is not None,
+        ALONE=dq_sums is not None and alone(call),
+        FRESH=dq_sums is not None and overwrites(call),
         num_warps=4,
     )
     if dq_sums is not None:
-        blocks = call.tiles("q", ROWS)
+        blocks = call.tiles("q", TILE_ROWS)
         replay.launch(
             attention_cast_dq, (blocks * 2 * (block // 64), heads, batches),
-            dq_sums, dq, dq.stride()[:3], places(call, "q", blocks, ROWS), span, call.scale, room,
-            heads, dim, block,
+            dq_sums, dq, dq.stride()[:3], places(call, "q", blocks, TILE_ROWS), span, call.scale, room,
+            heads, DIM=dim, BLOCK_DIM=block,
         )  # fmt: skip
 
 
@@ -166,10 +165,10 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
     q, k, v, dout, log2_lse, delta = tensors
     keys = columns(call)
     batches, heads = q.shape[:2]
-    blocks = call.tiles("q", ROWS)
+    blocks = call.tiles("q", TILE_ROWS)
     replay.launch(
         attention_backward_q_hopper,
-        (min(blocks * batches * heads, processors(q.device.index)),),
+        (min(blocks * batches * heads, gpu.processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),
         gluon_tiles(k, keys),
@@ -182,15 +181,15 @@ def backward_q(call: Call, tensors: Tensors, dq: torch.Tensor, span: Span, score
         log2_lse.shape[1],
         call.scale,
         counter(q.device),
-        places(call, "q", blocks, ROWS),
+        places(call, "q", blocks, TILE_ROWS),
         span,
         scores,
         batches,
         heads,
         call.group,
-        q.shape[3],
-        padded(q.shape[3]),
-        padded(v.shape[3]),
+        DIM=q.shape[3],
+        BLOCK_DIM=padded(q.shape[3]),
+        BLOCK_VALUE_DIM=padded(v.shape[3]),
         num_warps=4,
     )
 
@@ -209,7 +208,7 @@ def backward_kv_large(
     blocks = call.tiles("k", KEYS_LARGE)
     replay.launch(
         attention_backward_kv_large,
-        (min(blocks * batches * kv_heads, processors(q.device.index)),),
+        (min(blocks * batches * kv_heads, gpu.processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),
         gluon_tiles(k, KEYS_LARGE),
@@ -231,9 +230,9 @@ def backward_kv_large(
         batches,
         kv_heads,
         call.group,
-        k.shape[3],
-        v.shape[3],
-        padded(k.shape[3]),
+        DIM=k.shape[3],
+        VALUE_DIM=v.shape[3],
+        BLOCK_DIM=padded(k.shape[3]),
         num_warps=4,
     )
 
@@ -241,12 +240,6 @@ def backward_kv_large(
 def columns(call: Call) -> int:
     """Keys of a block: as many as the registers hold."""
     return 128 if max(call.q.shape[3], call.v.shape[3]) <= 128 else 64
-
-
-@cache
-def processors(index: int) -> int:
-    """Of a GPU."""
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 @cache

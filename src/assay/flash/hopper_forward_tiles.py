@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from assay.flash import hopper, replay
+from assay.flash import gpu, hopper, replay
 from assay.flash.call import Call
 from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_tiles
@@ -39,7 +39,7 @@ def forward(
     blocks = call.tiles("q", rows)
     replay.launch(
         attention_forward_tiles,
-        (min(blocks * batches * heads, hopper.processors(q.device.index)),),
+        (min(blocks * batches * heads, gpu.processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(k, shape.columns),
         gluon_tiles(v, shape.columns),
@@ -56,8 +56,8 @@ def forward(
         heads,
         call.group,
         together(call, shape),
-        padded(q.shape[3]),
-        shape,
+        BLOCK_DIM=padded(q.shape[3]),
+        SHAPE=shape,
         num_warps=4,
     )
 
@@ -76,7 +76,7 @@ def together(call: Call, shape: Shape) -> int:
         keys = min(keys, call.left + call.right + 1)
     keys = max(keys, 1)
     size = keys * (padded(call.q.shape[3]) + padded(call.v.shape[3])) * call.q.element_size()
-    two_each = 2 * hopper.processors(call.q.device.index) // -(-keys // (64 * shape.consumers))
+    two_each = 2 * gpu.processors(call.q.device.index) // -(-keys // (64 * shape.consumers))
     return 1 << max(HEADS, min(two_each, CACHE * call.group // size)).bit_length() - 1
 
 

@@ -333,7 +333,7 @@ def _span(call: Call) -> Span:
 
 def _scores(call: Call) -> Scores:
     scale, bias = abs(call.scale), call.bias
-    strides: tuple[int | None, ...] = (None,) * 4
+    strides: tuple[int, ...] = ()
     if bias is not None:
         strides = bias.expand(*call.q.shape[:3], call.k.shape[2]).stride()
         bias = bias.view(torch.uint8) if bias.dtype == torch.bool else bias

@@ -8,7 +8,7 @@ import torch
 import triton
 
 from assay.flash.call import Call
-from assay.flash.kernels.places import count_places
+from assay.flash.kernels.places import FIELDS, count_places
 
 
 def places(call: Call, of: Literal["q", "k"], most: int, size: int) -> torch.Tensor | None:
@@ -27,7 +27,7 @@ def places(call: Call, of: Literal["q", "k"], most: int, size: int) -> torch.Ten
 
 
 def _count_places(cu: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, most: int, size: int) -> torch.Tensor:
-    """No host read. Six numbers a tile: see `kernels.places.FIELDS`."""
-    found = torch.empty(1 + 6 * most, dtype=torch.int32, device=cu.device)
+    """No host read."""
+    found = torch.empty(1 + int(FIELDS) * most, dtype=torch.int32, device=cu.device)
     count_places[(triton.cdiv(most, 64),)](cu, cu_q, cu_k, found, len(cu) - 1, most, size, 64, 128)
     return found

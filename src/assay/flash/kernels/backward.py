@@ -385,9 +385,9 @@ def attention_cast_dq(
 
     Grid: blocks of 64 rows times BLOCK_DIM / 64, heads, batch. `places` of packed ones are of 128 rows.
     """
-    PARTS: tl.constexpr = BLOCK_DIM // 64
+    DIM_PARTS: tl.constexpr = BLOCK_DIM // 64
     head, batch = tl.program_id(1), tl.program_id(2)
-    block, part, sequence = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(2)
+    block, part, sequence = tl.program_id(0) // DIM_PARTS, tl.program_id(0) % DIM_PARTS, tl.program_id(2)
     if places is not None:
         two = block // 2
         if two >= tl.load(places):
@@ -396,7 +396,7 @@ def attention_cast_dq(
         sequence, block = tl.load(place), tl.load(place + 1) * 2 + block % 2
     first_row, _, length, _ = bounds(span, sequence)
     line = (batch * heads + head).to(tl.int64) * room + line_of(span, sequence) + block * 64
-    x = tl.load(sums + (line // 64 * PARTS + part) * 4096 + tl.arange(0, 4096)) * scale
+    x = tl.load(sums + (line // 64 * DIM_PARTS + part) * 4096 + tl.arange(0, 4096)) * scale
     x = tl.reshape(tl.permute(tl.reshape(x.to(dq.dtype.element_ty), (8, 4, 8, 4, 2, 2)), (1, 4, 2, 0, 3, 5)), (64, 64))
     row = block * 64 + tl.arange(0, 64)[:, None]
     dims = part * 64 + tl.arange(0, 64)[None, :]

@@ -50,7 +50,7 @@ from assay.flash.kernels.hopper_shared import (
 )
 
 
-class Place(NamedTuple):
+class Steps(NamedTuple):
     """Of a tile among the CTA's."""
 
     count: Any
@@ -69,7 +69,7 @@ def is_masked(block, work):
 
 @gluon.jit
 def probabilities(s, lse, first_row, first_key, masked, slope, work, span, scores, LEANING: gl.constexpr):
-    """P of a tile of S, and what dS is of dP − delta: P again, with a softcap times its derivative.
+    """P of a tile of S, and what dS is of dP − delta: P again, with a softcap times its slant, 1 − tanh².
 
     LEANING: S leans within the tile (see `hopper_alibi`).
     """
@@ -99,10 +99,10 @@ def probabilities(s, lse, first_row, first_key, masked, slope, work, span, score
         if span.left is not None:
             seen &= upright >= rows + (shift - span.left)
         p = gl.where(seen, p, 0.0)
-    slant = p
+    slanted = p
     if scores.cap is not None:
-        slant = p * (1.0 - bent * bent)
-    return p, slant
+        slanted = p * (1.0 - bent * bent)
+    return p, slanted
 
 
 @gluon.jit
@@ -157,7 +157,7 @@ def step_128(
     dp = warpgroup_mma(v, do.permute((1, 0)), empty, use_acc=False, is_async=True)
     masked = is_masked(block, work)
     first_key = work.first_key + consumer * ROWS
-    p, slant = probabilities(
+    p, slanted = probabilities(
         s, buffers.lse.index(stage).load(COLUMN), block * ROWS, first_key, masked, slope, work, span, scores, False
     )
     dv = warpgroup_mma(gl.convert_layout(p.to(dtype), OPERAND), do, dv, is_async=True)
@@ -165,7 +165,7 @@ def step_128(
     dp, dv = warpgroup_mma_wait(0, deps=(dp, dv))
     if LAST:
         mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
-    ds = (slant * (dp - gl.expand_dims(delta, 0))).to(dtype)
+    ds = (slanted * (dp - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
         mbarrier.wait(buffers.ds_empty.index(after), phase_after ^ 1)
         give(ds, buffers.ds.index(after * 2 + consumer))
@@ -190,7 +190,7 @@ def step_128(
 
 
 @gluon.jit
-def leaning(s, lean, buffers):
+def with_alibi(s, lean, buffers):
     """S, in flight, and with near ALiBi its last step, which is a group of its own."""
     if buffers.leaning is not None:
         s = warpgroup_mma(lean, buffers.leaning.permute((1, 0)), s, is_async=True)
@@ -217,36 +217,36 @@ def step_64(
     masked = is_masked(block, work)
     first_key = work.first_key + consumer * ROWS
     mbarrier.wait(buffers.rows_full.index(stage), phase)
-    s0 = leaning(warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
+    s0 = with_alibi(warpgroup_mma(k, q0.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
     dp0 = warpgroup_mma(v, do0.permute((1, 0)), empty, use_acc=False, is_async=True)
     if not LATE:
-        s1 = leaning(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
+        s1 = with_alibi(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
     # So many younger products may still be in flight: LEANING adds one to each S, LATE moves the second S behind dV.
     s0 = warpgroup_mma_wait(2 + LEANING - LATE, deps=(s0,))
-    p0, slant0 = probabilities(
+    p0, slanted0 = probabilities(
         s0, buffers.lse.index(stage * 2).load(COLUMN), block * 2 * ROWS, first_key, masked, slope, work, span, scores,
         LEANING,
     )  # fmt: skip
     dv = warpgroup_mma(gl.convert_layout(p0.to(dtype), OPERAND), do0, dv, is_async=True)
     if LATE:
-        s1 = leaning(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
+        s1 = with_alibi(warpgroup_mma(k, q1.permute((1, 0)), empty, use_acc=False, is_async=True), lean, buffers)
     dp0 = warpgroup_mma_wait(2 + LEANING, deps=(dp0,))
     delta = buffers.delta.index(stage * 2).load(COLUMN)
-    ds0 = (slant0 * (dp0 - gl.expand_dims(delta, 0))).to(dtype)
+    ds0 = (slanted0 * (dp0 - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
         mbarrier.wait(buffers.ds_empty.index(after), phase_after ^ 1)
         give(ds0, buffers.ds.index((after * 2 + consumer) * 2))
     dk = warpgroup_mma(gl.convert_layout(ds0, OPERAND), q0, dk, is_async=True)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), empty, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3 - LATE, deps=(s1,))
-    p1, slant1 = probabilities(
+    p1, slanted1 = probabilities(
         s1, buffers.lse.index(stage * 2 + 1).load(COLUMN), block * 2 * ROWS + ROWS, first_key, masked, slope, work,
         span, scores, LEANING,
     )  # fmt: skip
     dv = warpgroup_mma(gl.convert_layout(p1.to(dtype), OPERAND), do1, dv, is_async=True)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
     delta = buffers.delta.index(stage * 2 + 1).load(COLUMN)
-    ds1 = (slant1 * (dp1 - gl.expand_dims(delta, 0))).to(dtype)
+    ds1 = (slanted1 * (dp1 - gl.expand_dims(delta, 0))).to(dtype)
     if ADD_Q:
         give(ds1, buffers.ds.index((after * 2 + consumer) * 2 + 1))
         fence_async_shared()
@@ -276,12 +276,12 @@ def consume(
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DIM, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    PARTS: gl.constexpr = 128 // BLOCK_DIM
-    SIZE: gl.constexpr = PARTS * ROWS
+    ROW_PARTS: gl.constexpr = 128 // BLOCK_DIM
+    SIZE: gl.constexpr = ROW_PARTS * ROWS
     dtype: gl.constexpr = buffers.k.dtype
     if ADD_Q:  # dQ of the block before the first is that of dS = 0, and goes NOWHERE
-        for i in gl.static_range(PARTS):
-            give(gl.zeros([ROWS, ROWS], dtype, LAYOUT), buffers.ds.index(consumer * PARTS + i))
+        for i in gl.static_range(ROW_PARTS):
+            give(gl.zeros([ROWS, ROWS], dtype, LAYOUT), buffers.ds.index(consumer * ROW_PARTS + i))
         fence_async_shared()
         mbarrier.arrive(buffers.ds_full.index(0), count=1)
     blocks = blocks_of(places, span, KEYS)
@@ -301,7 +301,7 @@ def consume(
         line = ((work.batch * heads + head) * room + work.line) // SIZE
         place = (line + block) * 2 + consumer
         slope, lean = slope_of(scores, work, buffers, heads, head)
-        at = Place(count, gl.where(count > 0, step, -1), step + (work.end - work.begin) * group - 1)
+        at = Steps(count, gl.where(count > 0, step, -1), step + (work.end - work.begin) * group - 1)
         slot, phase = stage_of(count)
         mbarrier.wait(buffers.k_full.index(slot), phase)
         if BLOCK_DIM == 128:
@@ -347,12 +347,12 @@ def consume(
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
         rows_at = work.batch, work.kv_head, work.before_k, work.first_key + consumer * ROWS, work.len_k
         LEAVING: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_DIM], dtype)
-        out = buffers.out.index(consumer)._reinterpret(dtype, [PARTS, ROWS, BLOCK_DIM], LEAVING)
+        out = buffers.out.index(consumer)._reinterpret(dtype, [ROW_PARTS, ROWS, BLOCK_DIM], LEAVING)
         PACKED: gl.constexpr = places is not None
         if ALONE:
             stores_done()  # the next tile adds to the same dQ
         write(dv_tiles, dv_out, dv_strides, dv, rows_at, out.index(0), PACKED, VALUE_DIM)
-        write(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(PARTS - 1), PACKED, DIM)
+        write(dk_tiles, dk_out, dk_strides, dk * gradient_scale, rows_at, out.index(ROW_PARTS - 1), PACKED, DIM)
         tile = next_tile(buffers, count)
         count += 1
     if ADD_Q and step > 0:
@@ -380,7 +380,7 @@ def go_round(
 
 @gluon.jit
 def slope_of(scores, work, buffers, heads, head):
-    """ALiBi's slope in units of log₂, and the operand for `leaning`; 0 without."""
+    """ALiBi's slope in units of log₂, and the operand for `with_alibi`; 0 without."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     slope = 0.0
     lean = 0.0
@@ -407,24 +407,24 @@ def attention_backward_hopper(
     `dq_lines` does not count, and all blocks of rows see the first tile.
     """
     dtype: gl.constexpr = q_tiles.dtype
-    PARTS: gl.constexpr = 128 // BLOCK_DIM
+    ROW_PARTS: gl.constexpr = 128 // BLOCK_DIM
     ALL_SEE: gl.constexpr = span.left is None and span.right is None
     APART: gl.constexpr = ADD_Q and not ALONE and BLOCK_DIM == 128 and ALL_SEE  # at D 64 it gains nothing
     LEANING: gl.constexpr = scores.near is not None and scores.cap is None and BLOCK_DIM == 64
     buffers = Buffers(
-        q=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
-        do=shared(dtype, STAGES * PARTS, ROWS, BLOCK_DIM),
-        lse=lines(STAGES * PARTS, ROWS),
-        delta=lines(STAGES * PARTS, ROWS),
+        q=shared(dtype, STAGES * ROW_PARTS, ROWS, BLOCK_DIM),
+        do=shared(dtype, STAGES * ROW_PARTS, ROWS, BLOCK_DIM),
+        lse=lines(STAGES * ROW_PARTS, ROWS),
+        delta=lines(STAGES * ROW_PARTS, ROWS),
         k=shared(dtype, 2 * STAGES, ROWS, BLOCK_DIM),
         v=shared(dtype, 2, ROWS, BLOCK_DIM),
-        ds=shared(dtype, STAGES * 2 * PARTS if ADD_Q else 1, ROWS, ROWS),
-        out=shared(dtype, 2, PARTS * ROWS, BLOCK_DIM),
+        ds=shared(dtype, STAGES * 2 * ROW_PARTS if ADD_Q else 1, ROWS, ROWS),
+        out=shared(dtype, 2, ROW_PARTS * ROWS, BLOCK_DIM),
         k_full=barriers(STAGES, 2),
         k_empty=barriers(STAGES, 2),
         v_full=barriers(2, 1),
         v_empty=barriers(2, 1),
-        rows_full=barriers(STAGES, 4 * PARTS),
+        rows_full=barriers(STAGES, 4 * ROW_PARTS),
         rows_empty=barriers(STAGES, 2),
         ds_full=barriers(STAGES, 2) if ADD_Q else None,
         ds_empty=barriers(STAGES, 2) if ADD_Q else None,
@@ -438,7 +438,7 @@ def attention_backward_hopper(
     gl.warp_specialize(
         [
             (produce, (q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span,
-                       room, batches, heads, kv_heads, group, together, PARTS, ALONE, APART)),
+                       room, batches, heads, kv_heads, group, together, ROW_PARTS, ALONE, APART)),
             (consume, (dq_lines, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides, dv_strides, buffers, places, span,
                        scores, gradient_scale, room, batches, heads, kv_heads, group, together, 0, DIM, VALUE_DIM,
                        BLOCK_DIM, ADD_Q, ALONE, FRESH, APART)),

@@ -34,6 +34,7 @@ from assay.flash.kernels.hopper_shared import (
     ROWS,
     barriers,
     clean,
+    lines,
     next_tile,
     packed,
     shared,
@@ -154,7 +155,7 @@ def bring(tiles, lines, place, line, buffer, line_buffer, full, raw, there, clea
 
 @gluon.jit
 def send(s, block, member, step, buffers, work, span, scores, heads, group, P_LAYOUT: gl.constexpr):
-    """Sᵀ of a block → P for dV, and for the other warpgroup, with a softcap times its slope, 1 − tanh²."""
+    """Sᵀ of a block → P for dV, and for the other warpgroup, with a softcap times its slant, 1 − tanh²."""
     KEY_LAYOUT: gl.constexpr = gl.SliceLayout(1, s.type.layout)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     dtype: gl.constexpr = buffers.q.dtype
@@ -162,11 +163,11 @@ def send(s, block, member, step, buffers, work, span, scores, heads, group, P_LA
     rows = gl.expand_dims(block * ROWS + gl.arange(0, ROWS, ROW_LAYOUT), 0)
     shift = work.len_k - work.len_q
     lse = buffers.lse.index(step % STAGES).load(ROW_LAYOUT) - UP
-    bend = 1.0
+    slant = 1.0
     if scores.cap is not None:
         bent = tanh(s * scores.scale)
         s = bent * scores.cap
-        bend = 1.0 - bent * bent
+        slant = 1.0 - bent * bent
     else:
         s = s * scores.scale
     if scores.slopes is not None:
@@ -182,9 +183,9 @@ def send(s, block, member, step, buffers, work, span, scores, heads, group, P_LA
         p = gl.where(seen, p, 0.0)
     mbarrier.wait(buffers.p_empty, (step & 1) ^ 1)
     if dtype == gl.bfloat16:
-        buffers.p.store(in_order(packed(p * bend, gl.float16)))
+        buffers.p.store(in_order(packed(p * slant, gl.float16)))
     else:  # FP16 holds too few bits to be rounded to twice
-        buffers.p.store(in_order(p * bend))
+        buffers.p.store(in_order(p * slant))
     gl.thread_barrier()  # all have written P, and read the LSE
     mbarrier.arrive(buffers.p_full, count=1)
     mbarrier.arrive(buffers.q_empty.index(step % STAGES), count=1)
@@ -349,8 +350,8 @@ def attention_backward_kv_large(
         v=shared(dtype, 1, KEYS, BLOCK_DIM),
         q=shared(dtype, STAGES, ROWS, BLOCK_DIM),
         do=shared(dtype, STAGES, ROWS, BLOCK_DIM),
-        lse=gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], lse_tiles.layout),
-        delta=gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], delta_tiles.layout),
+        lse=lines(STAGES, ROWS),
+        delta=lines(STAGES, ROWS),
         p=p,
         k_full=barriers(1, 1).index(0),
         k_empty=barriers(1, 1).index(0),

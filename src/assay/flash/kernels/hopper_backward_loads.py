@@ -74,17 +74,17 @@ def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned,
 @gluon.jit
 def bring_rows(
     tiles, lines, rows, numbers, full, raw, work, head, line, block, stage, cleaned,
-    PACKED: gl.constexpr, PARTS: gl.constexpr,
+    PACKED: gl.constexpr, ROW_PARTS: gl.constexpr,
 ):  # fmt: skip
     """A block of Q and its LSE, or of dO and delta."""
-    for i in gl.static_range(PARTS):
-        first = block * (PARTS * ROWS) + i * ROWS
+    for i in gl.static_range(ROW_PARTS):
+        first = block * (ROW_PARTS * ROWS) + i * ROWS
         cleaned = bring(
-            tiles, work.batch, head, work.before_q, first, work.len_q, full, raw, rows.index(stage * PARTS + i),
+            tiles, work.batch, head, work.before_q, first, work.len_q, full, raw, rows.index(stage * ROW_PARTS + i),
             cleaned, PACKED,
         )  # fmt: skip
         mbarrier.expect(full, lines.block_type.nbytes)
-        tma.async_copy_global_to_shared(lines, [line + first], full, numbers.index(stage * PARTS + i))
+        tma.async_copy_global_to_shared(lines, [line + first], full, numbers.index(stage * ROW_PARTS + i))
     return cleaned
 
 
@@ -92,11 +92,11 @@ def bring_rows(
 def produce(
     q_tiles, do_tiles, k_tiles, v_tiles, lse_lines, delta_lines, counter, buffers, places, span, room, batches, heads,
     kv_heads, group, together,
-    PARTS: gl.constexpr, ALONE: gl.constexpr, APART: gl.constexpr,
+    ROW_PARTS: gl.constexpr, ALONE: gl.constexpr, APART: gl.constexpr,
 ):  # fmt: skip
     """Tile after tile: K and V, and block after block of rows, each into the place the consumers left longest ago."""
     PACKED: gl.constexpr = places is not None
-    SIZE: gl.constexpr = PARTS * ROWS
+    SIZE: gl.constexpr = ROW_PARTS * ROWS
     blocks = blocks_of(places, span, KEYS)
     tiles = blocks * batches * kv_heads
     tile = gl.program_id(0) * (blocks if ALONE else 1)
@@ -115,8 +115,10 @@ def produce(
                 stage, phase = stage_of(step)
                 mbarrier.wait(buffers.rows_empty.index(stage), phase ^ 1)
                 rows_at = buffers.rows_full.index(stage), buffers.raw, work, head, line, block, stage
-                cleaned = bring_rows(q_tiles, lse_lines, buffers.q, buffers.lse, *rows_at, cleaned, PACKED, PARTS)
-                cleaned = bring_rows(do_tiles, delta_lines, buffers.do, buffers.delta, *rows_at, cleaned, PACKED, PARTS)
+                cleaned = bring_rows(q_tiles, lse_lines, buffers.q, buffers.lse, *rows_at, cleaned, PACKED, ROW_PARTS)
+                cleaned = bring_rows(
+                    do_tiles, delta_lines, buffers.do, buffers.delta, *rows_at, cleaned, PACKED, ROW_PARTS
+                )
                 # K and V after the first rows: the last tile still reads V when these rows' stage is already free.
                 if step == begin:
                     slot, phase = stage_of(count)

@@ -128,19 +128,19 @@ def produce(
 
 @gluon.jit
 def probabilities(s, start, own, work, scores):
-    """P of one block; with a softcap times its slope, 1 − tanh²."""
-    bend = 1.0
+    """P of one block; with a softcap times its slant, 1 − tanh²."""
+    slant = 1.0
     if scores.cap is not None:
         bent = tanh(s * scores.scale)
         s = bent * scores.cap
-        bend = 1.0 - bent * bent
+        slant = 1.0 - bent * bent
     else:
         s = s * scores.scale
     if scores.slopes is not None:
         position = (own.number + (work.len_k - work.len_q)).to(gl.float32)
         keys = (start + own.columns).to(gl.float32)
         s -= own.slope * gl.abs(gl.expand_dims(position, 1) - gl.expand_dims(keys, 0))
-    return gl.exp2(s - gl.expand_dims(own.lse, 1)) * bend
+    return gl.exp2(s - gl.expand_dims(own.lse, 1)) * slant
 
 
 @gluon.jit

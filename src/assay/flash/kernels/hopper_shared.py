@@ -9,6 +9,8 @@ from triton._C.libtriton import ir
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from assay.flash.kernels.places import FIELDS
+
 ROWS = gl.constexpr(64)  # of a consumer: what one wgmma makes
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -59,7 +61,7 @@ def stores_done():
 @gluon.jit
 def fields_of(places, tile):
     """Of a packed tile, see `places.FIELDS`: sequence, number, queries before and in it, keys before and in it."""
-    place = places + 1 + 6 * tile
+    place = places + 1 + FIELDS * tile
     sequence, number = gl.load(place), gl.load(place + 1)
     before_q, len_q = gl.load(place + 2), gl.load(place + 3)
     before_k, len_k = gl.load(place + 4), gl.load(place + 5)

@@ -27,10 +27,10 @@ class Span(NamedTuple):
     """Keys up to this far before the query's position."""
     right: Any
     """Keys up to this far after it."""
-    cu_q: Any
+    cu_q: Any = None
     """Packed: (sequences + 1,) where the rows of each begin."""
-    cu_k: Any
-    sequences: Any
+    cu_k: Any = None
+    sequences: Any = None
     """Packed: how many."""
 
 
@@ -41,18 +41,18 @@ class Scores(NamedTuple):
     """To units of log₂; before a softcap: to units of the cap."""
     cap: Any
     """The softcap, in units of log₂."""
-    slopes: Any
+    slopes: Any = None
     """(B, H) FP32, of ALiBi."""
-    near: Any
+    near: Any = None
     """ALiBi alone, over keys that are never ahead: then it is slope · key within a block, plus what
     all keys of a block and of a row have in common, which maximum and LSE take up."""
-    bias: Any
+    bias: Any = None
     """Float (added) or bool as uint8 (0 hides)."""
-    bias_batch: Any
+    bias_batch: Any = None
     """Its strides. Not a tuple: in a nested one Triton 3.6 loses a stride of 1, which is a compile-time value."""
-    bias_head: Any
-    bias_row: Any
-    bias_key: Any
+    bias_head: Any = None
+    bias_row: Any = None
+    bias_key: Any = None
 
 
 class Dropout(NamedTuple):
