@@ -1,4 +1,4 @@
-"""Counters in device memory from which the CTAs of a kernel take their tiles: see `kernels/hopper_tiles.py`."""
+"""Counters in device memory from which the CTAs of a kernel take their tiles: see `kernels/hopper_queue.py`."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ from assay.flash.kernels.hopper_alibi import bounded, lean_of_keys, leaning_rows
 from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce
 from assay.flash.kernels.hopper_backward_sums import NOWHERE, add_q, last_q, multiply_q, place_of_sums
 from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
+from assay.flash.kernels.hopper_queue import next_tile, numbers
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     barriers,
     lines,
-    next_tile,
     shared,
     stage_of,
     stores_done,
@@ -430,7 +430,7 @@ def attention_backward_hopper(
         ds_empty=barriers(STAGES, 2) if ADD_Q else None,
         leaning=leaning_rows(dtype) if LEANING else None,
         raw=None if places is None else barriers(1, 1).index(0),
-        next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        next=numbers(2),
         next_full=barriers(2, 1),
         next_empty=barriers(2, 2),
     )

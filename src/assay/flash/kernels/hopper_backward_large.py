@@ -29,21 +29,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from assay.flash.kernels.hopper_backward_q import put
 from assay.flash.kernels.hopper_fragments import as_fragment, in_order
 from assay.flash.kernels.hopper_keys import blocks_of, work_of
+from assay.flash.kernels.hopper_queue import claim, next_tile, numbers, tell_tile
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     barriers,
     clean,
     lines,
-    next_tile,
     packed,
     shared,
     tanh,
-    tell_tile,
     unpacked,
     zero_unknown_to_compiler,
 )
-from assay.flash.kernels.hopper_tiles import claim
 
 KEYS = gl.constexpr(64)  # of a tile
 STAGES = gl.constexpr(2)
@@ -364,7 +362,7 @@ def attention_backward_kv_large(
         raw=None if places is None else barriers(1, 1).index(0),
         p_full=barriers(1, 1).index(0),
         p_empty=barriers(1, 1).index(0),
-        next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        next=numbers(2),
         next_full=barriers(2, 1),
         next_empty=barriers(2, 2),
     )

@@ -10,8 +10,8 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
-from assay.flash.kernels.hopper_shared import ROWS, clean, stage_of, tell_tile
-from assay.flash.kernels.hopper_tiles import claim
+from assay.flash.kernels.hopper_queue import claim, tell_tile
+from assay.flash.kernels.hopper_shared import ROWS, clean, stage_of
 
 KEYS = gl.constexpr(2 * 64)  # of a CTA
 STAGES = gl.constexpr(2)

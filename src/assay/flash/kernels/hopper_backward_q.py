@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.hopper_queue import claim, next_tile, numbers, tell_tile
 from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
@@ -30,15 +31,12 @@ from assay.flash.kernels.hopper_shared import (
     barriers,
     clean,
     line_of,
-    next_tile,
     packed,
     shared,
     tanh,
-    tell_tile,
     unpacked,
     zero_unknown_to_compiler,
 )
-from assay.flash.kernels.hopper_tiles import claim
 
 
 class Buffers(NamedTuple):
@@ -351,7 +349,7 @@ def attention_backward_q_hopper(
         v_full=barriers(V_STAGES, 1),
         v_empty=barriers(V_STAGES, CONSUMERS),
         k_raw=None if places is None else barriers(1, 1).index(0),
-        next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        next=numbers(2),
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),
     )

@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from assay.flash.kernels.hopper_alibi import ahead_of, bounded, lean_of, leaning
 from assay.flash.kernels.hopper_fragments import by_row, halves, log2, narrowed, rescaled, widened
+from assay.flash.kernels.hopper_queue import FIELDS, claim, hear, numbers, tell
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
@@ -43,7 +44,7 @@ from assay.flash.kernels.hopper_shared import (
     write,
 )
 from assay.flash.kernels.hopper_softmax import softmax
-from assay.flash.kernels.hopper_tiles import Work, blocks_of, claim, hear, keys_of, notes, tell, within, work_of
+from assay.flash.kernels.hopper_tiles import Work, blocks_of, keys_of, within, work_of
 from assay.flash.kernels.hopper_turns import named_barrier, pass_turn, take_turn
 
 
@@ -441,7 +442,7 @@ def attention_forward_tiles(
         empty=barriers(STAGES, CONSUMERS),
         v_raw=None if places is None else barriers(1, 1).index(0),
         leaning=None if scores.near is None else leaning(dtype, SHAPE.columns),
-        note=notes(),
+        note=numbers(2 * FIELDS),
         note_full=barriers(2, 1),
         note_empty=barriers(2, CONSUMERS),
     )

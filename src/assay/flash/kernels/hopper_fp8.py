@@ -25,14 +25,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.hopper_fragments import by_row
+from assay.flash.kernels.hopper_queue import claim_tile, next_tile, numbers
 from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
     ROWS,
     barriers,
-    claim_tile,
-    next_tile,
     partial_sums,
     shared,
     tanh,
@@ -372,7 +371,7 @@ def attention_forward_fp8(
         k_empty=barriers(STAGES, CONSUMERS),
         v_full=barriers(STAGES, 1),
         v_empty=barriers(STAGES, CONSUMERS),
-        next=gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        next=numbers(2),
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),
     )

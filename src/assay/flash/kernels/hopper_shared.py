@@ -102,37 +102,6 @@ def zero_unknown_to_compiler(step):
 
 
 @gluon.jit
-def claim_tile(counter, buffers, count):
-    """The producer's next tile, which no CTA has, told to the consumers; the count-th."""
-    tile = gl.atomic_add(counter, 1) + gl.num_programs(0)
-    tell_tile(tile, buffers, count)
-    return tile
-
-
-@gluon.jit
-def tell_tile(tile, buffers, count):
-    """From the producer to the consumers: their next one, the count-th."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    slot = count & 1
-    mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
-    buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
-    gl.thread_barrier()  # all threads write it, one tells the consumers
-    mbarrier.arrive(buffers.next_full.index(slot), count=1)
-
-
-@gluon.jit
-def next_tile(buffers, count):
-    """The tile that the producer claimed, at a consumer."""
-    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    slot = count & 1
-    mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
-    tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
-    gl.thread_barrier()  # one thread tells the producer, and all have read
-    mbarrier.arrive(buffers.next_empty.index(slot), count=1)
-    return tile
-
-
-@gluon.jit
 def clean(tile, there):
     """Packed: 0 in place of the next sequence's rows, behind the first `there`: 0·NaN would be NaN."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])

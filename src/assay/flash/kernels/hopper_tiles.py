@@ -1,4 +1,4 @@
-"""Which tile a CTA of the Hopper forward takes next, which keys its rows see, and how its warps hear of it."""
+"""Tiles of rows of the Hopper forward: which rows one has, and which keys they see."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from assay.flash.kernels.hopper_shared import fields_of
-
-FIELDS = gl.constexpr(6)  # of a note
 
 
 class Work(NamedTuple):
@@ -102,62 +99,3 @@ def within(keys, tile, there):
     whole_end = gl.minimum(gl.maximum(keys.whole_end, begin), end)
     whole_begin = gl.minimum(gl.maximum(keys.whole_begin, begin), whole_end)
     return Keys(begin, whole_begin, whole_end, end, keys.upto)
-
-
-@gluon.jit
-def claim(counter, tiles):
-    """The next tile that nobody has. Each tile is followed by one claim: the last leaves the counter at 0."""
-    taken = gl.atomic_add(counter, 1, sem="relaxed")  # orders nothing: a fence takes longer than the claim
-    if taken == tiles - 1:
-        gl.store(counter, 0)
-    return taken + gl.num_programs(0)
-
-
-@gluon.jit
-def notes():
-    """Room for two."""
-    return gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-
-
-@gluon.jit
-def tell(note, full, empty, count, work, PACKED: gl.constexpr):
-    """The producer's: of its count-th tile; a first row of −1 says that there is none."""
-    slot = count & 1
-    mbarrier.wait(empty.index(slot), ((count >> 1) & 1) ^ 1)
-    put(note, slot * FIELDS, work.first_row)
-    put(note, slot * FIELDS + 1, work.head)
-    put(note, slot * FIELDS + 2, work.sequence)
-    if PACKED:
-        put(note, slot * FIELDS + 3, work.before_q)
-        put(note, slot * FIELDS + 4, work.len_q)
-        put(note, slot * FIELDS + 5, work.len_k)
-    gl.thread_barrier()  # all threads write it, one tells the consumers
-    mbarrier.arrive(full.index(slot), count=1)
-
-
-@gluon.jit
-def hear(note, full, empty, count, span, PACKED: gl.constexpr):
-    """A consumer's."""
-    slot = count & 1
-    mbarrier.wait(full.index(slot), (count >> 1) & 1)
-    first_row, head, sequence = get(note, slot * FIELDS), get(note, slot * FIELDS + 1), get(note, slot * FIELDS + 2)
-    before_q = 0
-    len_q, len_k = span.queries, span.keys
-    if PACKED:
-        before_q = get(note, slot * FIELDS + 3)
-        len_q, len_k = get(note, slot * FIELDS + 4), get(note, slot * FIELDS + 5)
-    gl.thread_barrier()  # one thread tells the producer, and all have read
-    mbarrier.arrive(empty.index(slot), count=1)
-    return Work(first_row, head, sequence, before_q, len_q, len_k)
-
-
-@gluon.jit
-def put(note, place, value):
-    """One number, by all threads."""
-    note.index(place).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])) + value)
-
-
-@gluon.jit
-def get(note, place):
-    """One number, to all threads."""
-    return gl.max(note.index(place).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
