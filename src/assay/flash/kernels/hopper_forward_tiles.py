@@ -43,7 +43,7 @@ from assay.flash.kernels.hopper_shared import (
     unpacked,
     write,
 )
-from assay.flash.kernels.hopper_softmax import softmax
+from assay.flash.kernels.hopper_softmax import Rows, softmax
 from assay.flash.kernels.hopper_tiles import Work, blocks_of, keys_of, within, work_of
 from assay.flash.kernels.hopper_turns import named_barrier, pass_turn, take_turn
 
@@ -68,6 +68,16 @@ class Buffers(NamedTuple):
     """What the next tile is, from the producer to the consumers."""
     note_full: Any
     note_empty: Any
+
+
+class State(NamedTuple):
+    """What goes from block to block."""
+
+    p: Any
+    """Of the block before: it waits for its product with V."""
+    output: Any
+    maximum: Any
+    row_sum: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +201,7 @@ def multiplied(q, lean, buffers, stage, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def half_block(
-    s, maximum, row_sum, start, first, slope, ahead, work, span, scores,
-    SIDE: gl.constexpr, MASK: gl.constexpr,
+    s, maximum, row_sum, start, own, ahead, work, span, scores, SIDE: gl.constexpr, MASK: gl.constexpr
 ):  # fmt: skip
     """`softmax` of a block of which one half is seen at most, 0 the left one; the other half's exponentials are 0."""
     WIDTH: gl.constexpr = s.shape[1] // 2
@@ -200,11 +209,11 @@ def half_block(
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     half = narrowed(s, SIDE, S_LAYOUT)
-    rows = first + gl.arange(0, ROWS, ROW_LAYOUT)
+    rows = own.first + gl.arange(0, ROWS, ROW_LAYOUT)
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
     exps, latest, sums, factor = softmax(
         half, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(half).type.layout),
-        start + SIDE * WIDTH, rows, columns, slope, ahead, work, span, scores, MASK, False,
+        start + SIDE * WIDTH, Rows(own.first, rows, columns, own.slope, None), ahead, work, span, scores, MASK, False,
     )  # fmt: skip
     latest = gl.convert_layout(latest, maximum.type.layout)
     sums = gl.convert_layout(sums, row_sum.type.layout)
@@ -214,8 +223,8 @@ def half_block(
 
 @gluon.jit
 def over_blocks(
-    first, last, earlier, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, end, span,
-    scores, consumer: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
+    first, last, earlier, q, state, own, buffers, work, end, span, scores,
+    consumer: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many the CTA had before these rows.
 
@@ -232,15 +241,16 @@ def over_blocks(
     COLUMNS: gl.constexpr = SHAPE.columns
     STAGES: gl.constexpr = SHAPE.stages
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, output.type.layout, 2)
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, state.output.type.layout, 2)
     THREES: gl.constexpr = MASK is None and SHAPE.consumers == 3  # with two it pays nowhere
     for back in range(first, last):
         step = earlier + back
         stage, phase = stage_of(step, STAGES)
+        p, output, maximum, row_sum = state
         cast = unpacked(p, buffers.v.dtype, P_LAYOUT)
         mbarrier.wait(buffers.full.index(stage), phase)
         take_turn(consumer, SHAPE)
-        s = multiplied(q, lean, buffers, stage, S_LAYOUT)
+        s = multiplied(q, own.lean, buffers, stage, S_LAYOUT)
         if SHAPE.consumers == 3:
             # It is full, and this waits for nothing; but without it ALiBi takes 3 to 5% more from N 4096 on.
             mbarrier.wait(buffers.full.index(stage), phase)
@@ -248,29 +258,23 @@ def over_blocks(
         pass_turn(consumer, SHAPE)
         s = warpgroup_mma_wait(1, deps=(s,))
         start = (end - 1 - back) * COLUMNS
-        first_row = work.first_row + consumer * ROWS
-        ahead = ahead_of(start, first_row, slope, work, COLUMNS)
+        ahead = ahead_of(start, own.first, own.slope, work, COLUMNS)
+        block = s, maximum, row_sum, start, own, ahead, work, span, scores
         if MASK == "left" and COLUMNS == 128:
-            if first_row + work.len_k - work.len_q - span.left - start >= COLUMNS // 2:
-                exps, maximum, row_sum, factor = half_block(
-                    s, maximum, row_sum, start, first_row, slope, ahead, work, span, scores, 1, MASK
-                )
+            if own.first + work.len_k - work.len_q - span.left - start >= COLUMNS // 2:
+                exps, maximum, row_sum, factor = half_block(*block, 1, MASK)
             else:
-                exps, maximum, row_sum, factor = softmax(
-                    s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
-                )
+                exps, maximum, row_sum, factor = softmax(*block, MASK, THREES)
         else:
-            exps, maximum, row_sum, factor = softmax(
-                s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores, MASK, THREES
-            )
+            exps, maximum, row_sum, factor = softmax(*block, MASK, THREES)
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.empty.index(stage), count=1)
         if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
             output = rescaled(output, factor)
         else:
             output = by_row(output, factor)
-        p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
-    return p, output, maximum, row_sum
+        state = State(packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype), output, maximum, row_sum)
+    return state
 
 
 @gluon.jit
@@ -341,6 +345,7 @@ def attend(
         maximum = tilt + gl.load(sinks + work.head).to(gl.float32) * LOG2_E
         row_sum += 0.25  # 1, as four threads' partial sums
     output = gl.zeros([ROWS, VALUES], gl.float32, O_LAYOUT)
+    own = Rows(first, rows, columns, slope, lean)
 
     q_slot = (count % SHAPE.q_stages) * SHAPE.consumers + consumer
     mbarrier.wait(buffers.q_full.index(q_slot), (count // SHAPE.q_stages) & 1)
@@ -363,52 +368,44 @@ def attend(
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(buffers.empty.index(stage), count=1)
     ahead = ahead_of(start, first, slope, work, COLUMNS)
-    whole = start, rows, columns, slope, ahead, work, span, scores
+    block = s, maximum, row_sum, start, own, ahead, work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
-            exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, None, False)
+            exps, maximum, row_sum, _ = softmax(*block, None, False)
         else:
-            exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, ENDS, False)
+            exps, maximum, row_sum, _ = softmax(*block, ENDS, False)
     elif COLUMNS == 128:
         if keys.upto - start <= COLUMNS // 2:
-            half = start, first, slope, ahead, work, span, scores
-            exps, maximum, row_sum, _ = half_block(s, maximum, row_sum, *half, 0, ENDS)
+            exps, maximum, row_sum, _ = half_block(*block, 0, ENDS)
         else:
-            exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, ENDS, False)
+            exps, maximum, row_sum, _ = softmax(*block, ENDS, False)
     else:
-        exps, maximum, row_sum, _ = softmax(s, maximum, row_sum, *whole, ENDS, False)
-    p = packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype)
+        exps, maximum, row_sum, _ = softmax(*block, ENDS, False)
+    state = State(packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype), output, maximum, row_sum)
     right = gl.maximum(keys.end - keys.whole_end, 1)
     left = gl.maximum(keys.end - keys.whole_begin, right)
-    p, output, maximum, row_sum = over_blocks(
-        1, right, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, keys.end, span,
-        scores, consumer, ENDS, SHAPE,
-    )  # fmt: skip
-    p, output, maximum, row_sum = over_blocks(
-        right, left, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers, work, keys.end,
-        span, scores, consumer, None, SHAPE,
-    )  # fmt: skip
+    rest = own, buffers, work, keys.end, span, scores
+    state = over_blocks(1, right, step, q, state, *rest, consumer, ENDS, SHAPE)
+    state = over_blocks(right, left, step, q, state, *rest, consumer, None, SHAPE)
     if span.left is not None:
-        p, output, maximum, row_sum = over_blocks(
-            left, keys.end - keys.begin, step, q, p, output, maximum, row_sum, rows, columns, slope, lean, buffers,
-            work, keys.end, span, scores, consumer, "left", SHAPE,
-        )  # fmt: skip
+        state = over_blocks(left, keys.end - keys.begin, step, q, state, *rest, consumer, "left", SHAPE)
     if not SHAPE.q_in_registers:
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
     step += keys.end - keys.begin
     stage, phase = stage_of(step, STAGES)
     mbarrier.wait(buffers.full.index(stage), phase)
-    output = warpgroup_mma(unpacked(p, buffers.v.dtype, P_LAYOUT), buffers.v.index(stage), output, is_async=True)
+    p = unpacked(state.p, buffers.v.dtype, P_LAYOUT)
+    output = warpgroup_mma(p, buffers.v.index(stage), state.output, is_async=True)
     output = warpgroup_mma_wait(0, deps=(output,))
     mbarrier.arrive(buffers.empty.index(stage), count=1)
     pass_blocks(step + 1, step + 1 + keys.begin - tile.begin, buffers, consumer, SHAPE)
 
-    row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROW_LAYOUT)
+    row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), ROW_LAYOUT)
     inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
     output = by_row(output, inverse)
     batch = gl.to_tensor(0) if PACKED else work.sequence
     place = (batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
-    gl.store(lse + place + rows, (maximum + log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
+    gl.store(lse + place + rows, (state.maximum + log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
     rows_at = batch, work.head, work.before_q, first, work.len_q
     buffer = buffers.out.index(consumer)
     if SHAPE.out_columns == VALUES:

@@ -3,6 +3,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
@@ -10,24 +12,38 @@ from assay.flash.kernels.hopper_fragments import by_row, hidden, largest
 from assay.flash.kernels.hopper_shared import ROWS, partial_sums, tanh
 
 
+class Rows(NamedTuple):
+    """What stays the same for 64 rows over all their blocks of keys."""
+
+    first: Any
+    """The number of the first one within the sequence."""
+    numbers: Any
+    """Of all."""
+    columns: Any
+    """0, 1, …: the keys of a block."""
+    slope: Any
+    """ALiBi's, in units of log₂."""
+    lean: Any
+    """Near ALiBi: what `leaning` is multiplied by."""
+
+
 @gluon.jit
-def masked(s, start, rows, columns, work, span, MASK: gl.constexpr):
+def masked(s, start, own, work, span, MASK: gl.constexpr):
     """−inf for keys that a row does not see; "left": only those before its window; "right": only those behind it."""
-    position = rows + (work.len_k - work.len_q - start)
+    position = own.numbers + (work.len_k - work.len_q - start)
     if MASK != "left":
-        limits = gl.full([ROWS], 0, gl.int32, rows.type.layout) + (work.len_k - 1 - start)
+        limits = gl.full([ROWS], 0, gl.int32, own.numbers.type.layout) + (work.len_k - 1 - start)
         if span.right is not None:
             limits = gl.minimum(limits, position + span.right)
-        s = hidden(s, limits, columns, "behind")
+        s = hidden(s, limits, own.columns, "behind")
     if span.left is not None and MASK != "right":
-        s = hidden(s, position - span.left, columns, "before")
+        s = hidden(s, position - span.left, own.columns, "before")
     return s
 
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, rows, columns, slope, ahead, work, span, scores,
-    MASK: gl.constexpr, THREES: gl.constexpr,
+    s, maximum, row_sum, start, own, ahead, work, span, scores, MASK: gl.constexpr, THREES: gl.constexpr
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
@@ -40,11 +56,11 @@ def softmax(
         s = tanh(s * scores.scale)
         unit = scores.cap
     if not LINEAR:
-        position = gl.expand_dims(rows + (work.len_k - work.len_q), 1)
-        keys = gl.expand_dims(start + columns, 0)
-        s = s * unit - slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
+        position = gl.expand_dims(own.numbers + (work.len_k - work.len_q), 1)
+        keys = gl.expand_dims(start + own.columns, 0)
+        s = s * unit - own.slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
     if MASK is not None:
-        s = masked(s, start, rows, columns, work, span, MASK)
+        s = masked(s, start, own, work, span, MASK)
     latest = row_maxima(s, THREES)
     if LINEAR:
         latest = latest * unit
