@@ -111,7 +111,7 @@ def forward(rng: Random, root: str) -> Case | None:
     loader = loader_of(root, int(rng.integers(1, 4)))
     launch = loader.load("assay.flash.launch")
     launch._few_queries = lambda call: False
-    launch.hopper_forward_tiles.SHORT = int(rng.choice([0, 1024]))  # two or three consumers
+    launch.hopper_forward.SHORT = int(rng.choice([0, 1024]))  # two or three consumers
     call = random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))])
     return forward_of(call, spoil(rng, call), launch)
 
@@ -147,7 +147,7 @@ def consumers(rng: Random, root: str) -> Case | None:
     """Tiles of 128 rows and of 192, which packed calls have by the lengths of all their sequences: the same bits."""
     launch = loader_of(root, 2).load("assay.flash.launch")
     launch._few_queries = lambda call: False
-    tiles = launch.hopper_forward_tiles
+    tiles = launch.hopper_forward
     call = random_call(rng, launch.Call, (64, 64))
     call = replace(call, right=0, slopes=None)
     if rng.random() < 0.7:

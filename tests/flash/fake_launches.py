@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
-from assay.flash import descriptors, gpu, hopper, hopper_forward_tiles, launcher, replay
+from assay.flash import descriptors, gpu, hopper, hopper_forward, launcher, replay
 from tests.flash.machine_code import _Offline
 
 ZERO = torch.zeros(4, dtype=torch.int32)
@@ -145,7 +145,7 @@ def asking() -> Iterator[Asked]:
         patch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
         patch.setattr(gpu, "processors", lambda index: 132)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        for module in (hopper, hopper_forward_tiles, replay):
+        for module in (hopper, hopper_forward, replay):
             patch.setattr(module, "counter", lambda device: ZERO)
         patch.setattr(replay, "can", lambda x: True)
         patch.setattr(replay, "_stream", lambda device: 7)

@@ -15,7 +15,7 @@ from assay.flash.layout import empty_output
 from tests.flash.cases import Case, Drawn, largest, theirs
 
 hopper = pytest.importorskip("assay.flash.hopper")
-hopper_forward_tiles = pytest.importorskip("assay.flash.hopper_forward_tiles")
+hopper_forward = pytest.importorskip("assay.flash.hopper_forward")
 places = pytest.importorskip("assay.flash.places").places
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -73,7 +73,7 @@ def call(length: int = 1000, dim: int = 64, seed: int = 0, device: str = "cuda",
 )
 def test_how_many_consumers(length: int, dim: int, how: dict[str, Any], consumers: int) -> None:
     this = call(length, dim, device="cpu", **how)
-    assert hopper_forward_tiles.shape_of(this).consumers == consumers
+    assert hopper_forward.shape_of(this).consumers == consumers
 
 
 @on_hopper
@@ -123,8 +123,8 @@ def test_the_number_of_consumers_changes_no_bit(
         this.q[:, :, 5::7].abs_()
     results = []
     for three in (False, True):
-        shape = hopper_forward_tiles._shape(64, 64, 128, three, wide=False)
-        monkeypatch.setattr(hopper_forward_tiles, "shape_of", lambda _, shape=shape: shape)
+        shape = hopper_forward._shape(64, 64, 128, three, wide=False)
+        monkeypatch.setattr(hopper_forward, "shape_of", lambda _, shape=shape: shape)
         replay.forget()
         results.append(launch.forward(this))
     replay.forget()

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from assay.flash import fp8_launch, gpu, hopper, hopper_forward_tiles, launch
+from assay.flash import fp8_launch, gpu, hopper, hopper_forward, launch
 from assay.flash.fp8 import FP8
 from tests.flash.cases import Case, Drawn
 from tests.flash.machine_code import code_of, compiling, complaints, hurried, read, repurposed, spills, unset
@@ -95,7 +95,7 @@ def on_hopper() -> Iterator[list[Any]]:
         patch.setattr(hopper, "SHORT", {64: 0, 128: 0})  # dQ is added up, also of few keys
         patch.setattr(gpu, "processors", lambda index: 132)
         patch.setattr(fp8_launch, "_has_room", lambda index: True)
-        for module in (hopper, hopper_forward_tiles):
+        for module in (hopper, hopper_forward):
             patch.setattr(module, "counter", lambda device: torch.zeros(1, dtype=torch.int32))
         yield kernels
 
@@ -121,7 +121,7 @@ def test_attention(dim: int, name: str) -> None:
         out, lse = launch.forward(call)
         launch.backward(call, out, lse, torch.zeros_like(out), None, False)
         launch.backward(replace(call, deterministic=True), out, lse, torch.zeros_like(out), None, False)
-    gluon = [kernel for kernel in kernels if kernel.name.endswith(("hopper", "large", "tiles"))]
+    gluon = [kernel for kernel in kernels if kernel.name.endswith("hopper")]
     assert len(gluon) == {64: 4, 128: 4, 256: 5}[dim]
     check(gluon, full=call.slopes is not None)
 
@@ -165,7 +165,7 @@ def test_short_sequences_of_small_heads() -> None:
     case = Case(queries=300, keys=300, causal=True, dims=(64, 64), batch=1)
     with on_hopper() as kernels:
         launch.forward(Drawn(case, torch.bfloat16).call())
-    assert [kernel.name for kernel in kernels] == ["attention_forward_tiles"]
+    assert [kernel.name for kernel in kernels] == ["attention_forward_hopper"]
     check(kernels)
 
 
@@ -176,7 +176,7 @@ def test_short_sequences_of_small_heads() -> None:
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_rows_that_see_many_keys(dim: int, how: dict[str, Any]) -> None:
     call = Drawn(Case(queries=1200, keys=1200, dims=(dim, dim), batch=1, **how), torch.bfloat16).call()
-    assert hopper_forward_tiles.shape_of(call).consumers == (3 if dim == 64 else 2)
+    assert hopper_forward.shape_of(call).consumers == (3 if dim == 64 else 2)
     with on_hopper() as kernels:
         launch.forward(call)
     check(kernels)
@@ -188,7 +188,7 @@ def test_fp8(dim: int) -> None:
     q, k, v = torch.zeros(3, 1, 2, 300, dim, dtype=torch.bfloat16)
     with on_hopper() as kernels:
         fp8_launch.forward(q, k, v, None, 0.1, None, 0, None, FP8())
-    (kernel,) = (kernel for kernel in kernels if kernel.name == "attention_forward_fp8")
+    (kernel,) = (kernel for kernel in kernels if kernel.name == "attention_forward_fp8_hopper")
     check([kernel])
     assert [kernel.metadata.shared <= SHARED for kernel in kernels if kernel.name == "quantize_blocks"] == 3 * [True]
 

@@ -14,7 +14,7 @@ import assay
 pytest.importorskip("ml_dtypes")
 
 SOURCE = Path(assay.__file__).parent
-KERNEL, SOFTMAX = "hopper_forward_tiles.py", "hopper_softmax.py"
+KERNEL, SOFTMAX = "hopper_forward.py", "hopper_softmax.py"
 ARRIVE = "        mbarrier.arrive(buffers.empty.index(stage), count=1)\n"
 TURN = "        take_turn(consumer, SHAPE)\n        s ="
 WAIT = "        output = warpgroup_mma_wait(0, deps=(output,))\n"
@@ -32,7 +32,7 @@ FAULTS = {
         KERNEL,
         "    mbarrier.arrive(buffers.empty.index(stage), count=1)\n    pass_blocks",
         "    pass_blocks",
-        "Deadlock: deadlock in attention_forward_tiles",
+        "Deadlock: deadlock in attention_forward_hopper",
     ),
     "a key too few": ("forward", SOFTMAX, "position + span.right)", "position + span.right - 1)", "AssertionError: "),
     "a slope in 16 bits": (

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from assay.flash import gpu, hopper, hopper_forward_tiles
+from assay.flash import gpu, hopper, hopper_forward
 from assay.flash.call import Call
 
 PROCESSORS = 132
@@ -42,9 +42,9 @@ def tiles(call: Call, together: int, shape: Any) -> Iterator[int]:
 
 def over_ideal(call: Call, together: int | None = None) -> float:
     """When the last tile ends, if whoever is free takes the next, over the mean of the processors."""
-    shape = hopper_forward_tiles.shape_of(call)
+    shape = hopper_forward.shape_of(call)
     free = [0] * PROCESSORS
-    for blocks in tiles(call, together or hopper_forward_tiles.together(call, shape), shape):
+    for blocks in tiles(call, together or hopper_forward.together(call, shape), shape):
         heapq.heapreplace(free, free[0] + blocks + ENDS)
     return max(free) * PROCESSORS / sum(free)
 
@@ -75,7 +75,7 @@ def test_one_head_of_k_for_many() -> None:
     """Hundreds of heads share what is cached: a number all the same."""
     q, k = (torch.empty(1, heads, 64, 64, dtype=torch.bfloat16, device="meta") for heads in (1024, 1))
     call = Call(q=q, k=k, v=k, scale=1.0, left=0, right=0)
-    assert hopper_forward_tiles.together(call, hopper_forward_tiles.shape_of(call)) == 256
+    assert hopper_forward.together(call, hopper_forward.shape_of(call)) == 256
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_heads_go_together_so_that_short_tiles_are_last(
     """On 132 processors, with two tiles for each, as a power of 2."""
     q = torch.empty(1, 16, keys, dim, dtype=torch.bfloat16)
     call = Call(q=q, k=q, v=q, scale=1.0, **how)
-    assert hopper_forward_tiles.together(call, hopper_forward_tiles.shape_of(call)) == expected
+    assert hopper_forward.together(call, hopper_forward.shape_of(call)) == expected

@@ -11,7 +11,7 @@ from assay.flash import fp8 as quantisation
 from assay.flash import gpu
 from assay.flash.descriptors import gluon_tiles
 from assay.flash.fp8 import BLOCK, FP8, Quantized, room, shared_scales
-from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8
+from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8_hopper
 from assay.flash.kernels.quantize import quantize_blocks
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned
@@ -153,7 +153,7 @@ def attend(
     dim = q.values.shape[3]
     for first in range(0, value_dim, step):
         part = out[..., first : first + step]
-        attention_forward_fp8[(min(tiles, gpu.processors(out.device.index)),)](
+        attention_forward_fp8_hopper[(min(tiles, gpu.processors(out.device.index)),)](
             gluon_tiles(q.values, 64),
             gluon_tiles(k.values, BLOCK),
             gluon_tiles(v.values[:, :, first : first + step], step, BLOCK),

@@ -13,7 +13,7 @@ from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_fragments, gluon_lines, gluon_tiles
 from assay.flash.kernels.backward import attention_cast_dq
 from assay.flash.kernels.hopper_backward import attention_backward_hopper
-from assay.flash.kernels.hopper_backward_large import attention_backward_kv_large
+from assay.flash.kernels.hopper_backward_large import attention_backward_large_hopper
 from assay.flash.kernels.hopper_backward_q import attention_backward_q_hopper
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
@@ -207,7 +207,7 @@ def backward_kv_large(
     batches, kv_heads = k.shape[:2]
     blocks = call.tiles("k", KEYS_LARGE)
     replay.launch(
-        attention_backward_kv_large,
+        attention_backward_large_hopper,
         (min(blocks * batches * kv_heads, gpu.processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(dout, 64),

@@ -10,7 +10,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.flash import decode_launch, hopper, hopper_forward_tiles, replay
+from assay.flash import decode_launch, hopper, hopper_forward, replay
 from assay.flash.call import Call, Gradients
 from assay.flash.decode import CacheCall
 from assay.flash.descriptors import row_tiles, tiles
@@ -103,7 +103,7 @@ def _as_decoding(call: Call) -> CacheCall:
 def _forward(call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
     q, k, v = _positive_scale(call)
     if hopper.can(call):
-        hopper_forward_tiles.forward(call, q, k, v, out, lse, _span(call), _scores(call))
+        hopper_forward.forward(call, q, k, v, out, lse, _span(call), _scores(call))
         return
     tile = tile_for("forward", call)
     replay.launch(

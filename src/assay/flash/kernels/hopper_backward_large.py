@@ -328,7 +328,7 @@ def sum_keys(
 
 
 @gluon.jit
-def attention_backward_kv_large(
+def attention_backward_large_hopper(
     q_tiles, do_tiles, k_tiles, v_tiles, lse_tiles, delta_tiles, dk_tiles, dv_tiles, dk_out, dv_out, dk_strides,
     dv_strides, room, gradient_scale, counter, places, span, scores, batches, kv_heads, group,
     DIM: gl.constexpr, VALUE_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr,

@@ -1,4 +1,4 @@
-"""Forward on Hopper in FP8: the warps of `hopper_forward_tiles`, products of 8-bit numbers at twice the rate.
+"""Forward on Hopper in FP8: the warps of `hopper_forward`, products of 8-bit numbers at twice the rate.
 
 Q, K and V come quantised, each block with its scale, V as (D, keys) since the tensor cores take 8-bit operands along
 their sums only. The scales of Q and K join that of the scores; that of V joins P, as a shift of its exponent, so that
@@ -351,7 +351,7 @@ def attend(
 
 
 @gluon.jit
-def attention_forward_fp8(
+def attention_forward_fp8_hopper(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, batches, heads,
     group,
     VALUE_DIM: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,

@@ -1,4 +1,4 @@
-"""When and how the Hopper forward of two or three consumers runs (`kernels/hopper_forward_tiles.py`)."""
+"""When and how the Hopper forward of two or three consumers runs (`kernels/hopper_forward.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from assay.flash import gpu, hopper, replay
 from assay.flash.call import Call
 from assay.flash.counters import counter
 from assay.flash.descriptors import gluon_tiles
-from assay.flash.kernels.hopper_forward_tiles import Shape, attention_forward_tiles
+from assay.flash.kernels.hopper_forward import Shape, attention_forward_hopper
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.layout import is_aligned, padded
 from assay.flash.places import places
@@ -38,7 +38,7 @@ def forward(
     rows = 64 * shape.consumers
     blocks = call.tiles("q", rows)
     replay.launch(
-        attention_forward_tiles,
+        attention_forward_hopper,
         (min(blocks * batches * heads, gpu.processors(q.device.index)),),
         gluon_tiles(q, 64),
         gluon_tiles(k, shape.columns),

@@ -417,7 +417,7 @@ def attend(
 
 
 @gluon.jit(do_not_specialize=["batches", "heads", "group", "together"])
-def attention_forward_tiles(
+def attention_forward_hopper(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, places, span, scores, batches, heads,
     group, together, BLOCK_DIM: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
