@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.hopper_alibi import ahead_of, bounded, lean_of, leaning
-from assay.flash.kernels.hopper_fragments import by_row, halves, log2, narrowed, rescaled, widened
+from assay.flash.kernels.hopper_fragments import halves, log2, narrowed, rescaled, widened
 from assay.flash.kernels.hopper_queue import FIELDS, claim, hear, numbers, tell
 from assay.flash.kernels.hopper_shared import (
     LN_2,
@@ -272,7 +272,7 @@ def over_blocks(
         if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
             output = rescaled(output, factor)
         else:
-            output = by_row(output, factor)
+            output = output * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, output.type.layout)), 1)
         state = State(packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype), output, maximum, row_sum)
     return state
 
@@ -402,7 +402,7 @@ def attend(
 
     row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), ROW_LAYOUT)
     inverse = 1.0 / gl.where(row_sum == 0.0, 1.0, row_sum)
-    output = by_row(output, inverse)
+    output = output * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
     batch = gl.to_tensor(0) if PACKED else work.sequence
     place = (batch * heads + work.head).to(gl.int64) * span.queries + work.before_q
     gl.store(lse + place + rows, (state.maximum + log2(row_sum) - tilt) * LN_2, mask=rows < work.len_q)
