@@ -287,7 +287,9 @@ def fp8(rng: Random, root: str) -> Case:
         two_level=bool(rng.random() < 0.5),
         rotate=bool(rng.random() < 0.3),
         scaling=str(rng.choice(["block", "head", "tensor"])),
+        format=str(rng.choice(["e4m3", "e4m3", "e5m2"])),
     )
+    bits = 3 if how.format == "e4m3" else 2
 
     def quantized(x: torch.Tensor, rotate: bool) -> Any:
         """In plain torch. Rotated by the kernel: a sum in another order may round to another 8-bit number."""
@@ -296,9 +298,7 @@ def fp8(rng: Random, root: str) -> Case:
     def check() -> None:
         for x in (call.q, call.k) if how.rotate else ():
             got, plain = quantized(x, True).dequantized(), quantisation._quantize_plainly(x, how, True).dequantized()
-            close(
-                "rotated", got, plain, plain.abs() / 8 + 2.0**-9 * plain.abs().max()
-            )  # to the next number of three bits
+            close("rotated", got, plain, plain.abs() / 2**bits + 2.0**-9 * plain.abs().max())  # to the next number
         asked = call.q, call.k, call.v, call.sinks, call.scale, call.left, call.right, call.softcap
         out, lse = launch.forward(*asked, how)
         q, k = (quantized(x, how.rotate).dequantized().double() for x in (call.q, call.k))

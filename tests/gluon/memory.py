@@ -120,7 +120,9 @@ class Descriptor:
         last = offset + _py.sum((n - 1) * s for n, s in zip(shape, strides, strict=False))
         if last >= mem.size:
             raise EmuError(f"descriptor {name}: shape {shape}, strides {strides} reach element {last} of {mem.size}")
-        self.whole = np.lib.stride_tricks.as_strided(mem[offset:], shape, [s * mem.itemsize for s in strides])
+        bits = mem.view(f"u{mem.itemsize}")  # numpy knows no name for some formats of 8 bits
+        whole = np.lib.stride_tricks.as_strided(bits[offset:], shape, [s * mem.itemsize for s in strides])
+        self.whole = whole.view(mem.dtype)
         self.handle = self
 
     type = property(lambda self: self)

@@ -14,6 +14,7 @@ from assay.flash.fp8 import BLOCK, FP8, Quantized, room, shared_scales
 from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8_hopper
 from assay.flash.kernels.quantize import quantize_blocks
 from assay.flash.kernels.tile import Scores, Span
+from assay.flash.lasting import lasting
 from assay.flash.layout import is_aligned
 
 _LOG2_E = 1.4426950408889634
@@ -95,7 +96,7 @@ def _how(index: int, dtype: torch.dtype, dim: int, rotate: bool) -> tuple[int, i
 @cache
 def _turns(dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """(D / 64, 64, 64) of ±1: Hadamard's matrix of 64 with the signs of each 64 rows of the rotation."""
-    return (quantisation.signs(dim).view(-1, 64, 1) * quantisation.hadamard(64)).to(device, dtype)
+    return lasting(lambda: (quantisation.signs(dim).view(-1, 64, 1) * quantisation.hadamard(64)).to(device, dtype))
 
 
 def forward(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 
@@ -41,7 +40,7 @@ def can(call: Call) -> bool:
     block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
     return (
         call.q.is_cuda
-        and _is_hopper(call.q.device.index)
+        and gpu.is_hopper(call.q.device.index)
         and call.q.dtype in (torch.bfloat16, torch.float16)
         and block in DIMS
         and call.bias is None
@@ -240,8 +239,3 @@ def backward_kv_large(
 def columns(call: Call) -> int:
     """Keys of a block: as many as the registers hold."""
     return 128 if max(call.q.shape[3], call.v.shape[3]) <= 128 else 64
-
-
-@cache
-def _is_hopper(index: int) -> bool:
-    return torch.cuda.get_device_capability(index)[0] == 9
