@@ -183,11 +183,12 @@ def test_rows_that_see_many_keys(dim: int, how: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [(None, 0, None), (None, None, None), (700, 0, None), (None, 0, 30.0)], ids=str)
 @pytest.mark.parametrize("dim", [128, 256])
-def test_fp8(dim: int) -> None:
+def test_fp8(dim: int, how: tuple[int | None, int | None, float | None]) -> None:
     q, k, v = torch.zeros(3, 1, 2, 300, dim, dtype=torch.bfloat16)
     with on_hopper() as kernels:
-        fp8_launch.forward(q, k, v, None, 0.1, None, 0, None, FP8())
+        fp8_launch.forward(q, k, v, None, 0.1, *how, FP8())
     (kernel,) = (kernel for kernel in kernels if kernel.name == "attention_forward_fp8_hopper")
     check([kernel])
     assert [kernel.metadata.shared <= SHARED for kernel in kernels if kernel.name == "quantize_blocks"] == 3 * [True]
