@@ -1,0 +1,516 @@
+"""Forward on Hopper in FP8: the warps of `hopper_forward`, products of 8-bit numbers at twice the rate.
+
+Q, K and V come quantised, each block with its scale, V as (D, keys) since the tensor cores take 8-bit operands along
+their sums only. The scales of Q and K join that of the scores; the output is in units of the scale of V's latest
+block. P is made as large as its format takes.
+
+P is E4M3 whatever the format of V. P·V wants it in other threads than Q·Kᵀ leaves the scores in, four neighbours to a
+thread instead of two. But the order of the keys is free where they are summed up: V comes with its keys in the order in
+which the threads hold P (`in_thread_order`), and nothing is moved.
+
+No exponential is computed. The bits of a floating-point number, read as a whole number, are its logarithm but for a
+curve of half a step of E4M3: so a score, scaled, shifted and cut to a byte, is P (`probabilities`). The row sum is that
+of these P, by one more product with a matrix of ones, so that what they have in common cancels.
+
+Scores are FP16, two to a register and to an instruction: Q and K come with rows so short (`fp8.LONGEST`) that no
+product of two is beyond it, and eleven bits of a score are more than P keeps.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from assay.flash.kernels.hopper_fragments import by_row, largest_halves
+from assay.flash.kernels.hopper_queue import claim_tile, next_tile, numbers
+from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
+from assay.flash.kernels.hopper_shared import (
+    LN_2,
+    LOG2_E,
+    ROWS,
+    barriers,
+    shared,
+    stage_of,
+    tanh,
+    write,
+)
+
+LARGEST_P = gl.constexpr(8)  # P's largest value is 2 to this
+START = gl.constexpr(1024 + 8 * (8 + 7))  # of the largest P: its bits, in the last ones of an FP16 number
+CUT = gl.constexpr(15 / 32)  # what is rounded after this was taken from it is cut, but for 1/32
+MOST_SCORE = gl.constexpr(32000.0)  # above all scores of short rows; two such numbers are in FP16's range
+MOST_LOGARITHM = gl.constexpr(2.0**17)  # of which rounding to FP16 takes so little that `start` can make up for it
+SUMS = gl.constexpr(8)  # columns of the row sums, all alike: the fewest that a product has
+LEAST_SCALE = gl.constexpr(2.0**-80)  # of a block of V, times the largest: what is below adds nothing in FP32
+
+
+class Scales(NamedTuple):
+    """What a number in FP8 stands for, by block of rows or keys: (B, H, blocks), powers of two."""
+
+    q: Any
+    k: Any
+    v: Any
+    v_largest: Any
+    """(B, H_kv): of all blocks."""
+    q_blocks: Any
+    """Blocks of a head."""
+    k_blocks: Any
+
+
+class Rows(NamedTuple):
+    """What stays the same for 64 rows over all their blocks of keys."""
+
+    rows: Any
+    columns: Any
+    unit: Any
+    """Of the scores, before the scale of K."""
+    kv_place: Any
+    """Where the scales of this head's K and V begin."""
+    v_least: Any
+    """The smallest scale of V that counts."""
+
+
+class State(NamedTuple):
+    """What goes from block to block."""
+
+    p: Any
+    """Of the block before: it waits for its product with V."""
+    output: Any
+    product: Any
+    """TWO_LEVEL: what is still to be added to the output, else the output."""
+    sums: Any
+    """Still to be added to the row sum."""
+    maximum: Any
+    reference: Any
+    """What P is relative to."""
+    row_sum: Any
+    """(rows, SUMS), all columns alike."""
+    factor_before: Any
+    """Of the last turn."""
+    factor: Any
+    """TWO_LEVEL: what output and row sum are still to be multiplied by, when those of that block are added."""
+    v_ratio_before: Any
+    v_ratio: Any
+    """TWO_LEVEL: the same for the output alone: the scale of V that it is in, over that of the block before."""
+    v_scale: Any
+    """Of the block before."""
+
+
+class Buffers(NamedTuple):
+    """Shared memory and the barriers that say when it is full and when it may be written again."""
+
+    q: Any
+    out: Any
+    k: Any
+    v: Any
+    ones: Any
+    q_full: Any
+    q_empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+    next: Any
+    """The number of the next tile, from the producer to the consumers."""
+    next_full: Any
+    next_empty: Any
+
+
+@gluon.jit
+def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group):
+    """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    STAGES: gl.constexpr = buffers.k.shape[0]
+    tiles = blocks_of(None, span) * batches * heads
+    tile = gl.program_id(0)
+    count = 0
+    step = 0
+    while tile < tiles:
+        work = work_of(tile, None, span, batches, heads, group, COLUMNS)
+        for consumer in gl.static_range(CONSUMERS):
+            mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
+            mbarrier.expect(buffers.q_full.index(consumer), q_tiles.block_type.nbytes)
+            place = [work.batch, work.head, work.first_row + consumer * ROWS, 0]
+            tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(consumer), buffers.q.index(consumer))
+        for back in range(work.end - work.begin):
+            start = (work.end - 1 - back) * COLUMNS
+            stage, phase = stage_of(step, STAGES)
+            k_full, v_full = buffers.k_full.index(stage), buffers.v_full.index(stage)
+            mbarrier.wait(buffers.k_empty.index(stage), phase ^ 1)
+            mbarrier.expect(k_full, k_tiles.block_type.nbytes)
+            place = [work.batch, work.kv_head, start, 0]
+            tma.async_copy_global_to_shared(k_tiles, place, k_full, buffers.k.index(stage))
+            mbarrier.wait(buffers.v_empty.index(stage), phase ^ 1)
+            mbarrier.expect(v_full, v_tiles.block_type.nbytes)
+            place = [work.batch, work.kv_head, 0, start]
+            tma.async_copy_global_to_shared(v_tiles, place, v_full, buffers.v.index(stage))
+            step += 1
+        tile = claim_tile(counter, buffers, count)
+        count += 1
+
+
+@gluon.jit
+def in_thread_order(p):
+    """P with its keys in the order in which a thread that holds the scores can multiply them.
+
+    Of 16 keys thread t of four has 2t, 2t + 1, 8 + 2t and 8 + 2t + 1; the product wants its 4t … 4t + 3. So place
+    4t + 2 · half + j has key 8 · half + 2t + j.
+    """
+    rows: gl.constexpr = p.shape[0]
+    keys: gl.constexpr = p.shape[1]
+    p = gl.reshape(p, [rows, keys // 16, 2, 4, 2])
+    return gl.reshape(gl.permute(p, [0, 1, 3, 2, 4]), [rows, keys])
+
+
+@gluon.jit
+def probabilities(s, slope, start, LAYOUT: gl.constexpr):
+    """P in E4M3, four numbers in two registers, each before a byte of no use.
+
+    With the logarithm x of P, slope · score + start is 1024 + 8 · (x + 7) - 15/32: FP16 rounds it to a whole
+    number, of which seven bits are left, four bits of exponent and three of mantissa as E4M3 has them, where a straight
+    line from power to power of two stands for the exponential. Up to 2⁻⁶ E4M3's numbers lie evenly, and that line ends
+    at 2⁻⁷; another one, 3 / 2 · (x + 9.6), goes on to 2⁻⁹. Below is 0.
+    """
+    s = gl.convert_layout(in_thread_order(s), LAYOUT, assert_trivial=True)
+    even, odd = gl.split(gl.reshape(s, [s.shape[0], s.shape[1] // 4, 2, 2]))
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    ROW: gl.constexpr = gl.SliceLayout(1, first.type.layout)
+    slope = gl.expand_dims(gl.convert_layout(slope, ROW, assert_trivial=True), 1)
+    start = gl.expand_dims(gl.convert_layout(start, ROW, assert_trivial=True), 1)
+    return cut(first, second, slope, start), cut(third, fourth, slope, start)
+
+
+@gluon.jit
+def cut(one, other, slope, start):
+    """Two of `probabilities`. The other line is 3/16 of the first and 836."""
+    CUT: gl.constexpr = """{
+        .reg .b32 first, second, part, least;
+        mov.b32 part, 0x32003200;
+        mov.b32 second, 0x62886288;
+        mov.b32 least, 0x64006400;
+        mov.b32 first, {$1, $2};
+        fma.rn.f16x2 first, first, $3, $4;
+        fma.rn.f16x2 second, first, part, second;
+        max.s16x2 first, first, second;
+        max.s16x2 $0, first, least;
+    }"""
+    return gl.inline_asm_elementwise(
+        CUT, "=r,h,h,r,r", [one, other, slope, start], dtype=gl.uint32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def twice(x):
+    """In FP16, as a pair: one instruction."""
+    return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=gl.uint32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def of_pair(x):
+    """One of the two, in FP32."""
+    return (x & 0xFFFF).to(gl.uint16).to(gl.float16, bitcast=True).to(gl.float32)
+
+
+@gluon.jit
+def fours(halves):
+    """What `probabilities` made, four numbers to a register."""
+    low, high = halves
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, 0x6420;", "=r,r,r", [low, high], dtype=gl.uint32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def singles(p, LAYOUT: gl.constexpr):
+    """What `fours` put together: names for the parts, no instruction."""
+    first = (p & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    second = ((p >> 8) & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    third = ((p >> 16) & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    fourth = (p >> 24).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
+    numbers = gl.join(gl.join(first, third), gl.join(second, fourth))
+    return gl.convert_layout(gl.reshape(numbers, [p.shape[0], p.shape[1] * 4]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def softmax(s, maximum, before, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
+    """One block's scores → P times 2⁸ (see `probabilities`), the new maximum and reference, the factor for the rest.
+
+    P is relative to the reference, which is a little above the maximum: `start` is a number that FP16 holds. It holds
+    none for scores beyond 5500, which give NaN. While the maximum stays the same, so does the reference.
+    """
+    if scores.cap is not None:
+        s = (tanh(s.to(gl.float32) * unit) * 16384.0).to(gl.float16)
+        unit = scores.cap / 16384.0
+    if MASKED:
+        s = gl.where(seen(tile.rows, block * s.shape[1] + tile.columns, work, span), s, float("-inf"))
+    own = gl.convert_layout(gl.max(largest_halves(s).to(gl.float32), 1), maximum.type.layout)
+    latest = gl.maximum(maximum, own * unit)
+    above = latest
+    if MASKED:
+        above = gl.where(latest == float("-inf"), 0.0, latest)
+    start = START - CUT - 8.0 * above
+    start = gl.floor(start - gl.abs(start) * 2.0**-11)  # such that rounding to FP16 and that of `slope` lift no P
+    pair = twice(gl.where(gl.abs(start) < 65000.0, start, float("nan")))
+    reference = (START - CUT - of_pair(pair)) * 0.125
+    slope = gl.full([ROWS], 0.0, gl.float32, latest.type.layout)
+    slope += gl.minimum(gl.maximum(unit * 8.0, 2.0**-24), 65504.0)
+    factor = gl.exp2(before - reference)
+    if MASKED:
+        reference = gl.where(latest == float("-inf"), latest, reference)
+    return probabilities(s, twice(slope), pair, LAYOUT), latest, reference, factor
+
+
+@gluon.jit
+def block_scales(tile, scales, block):
+    """The unit of a block's scores and the scale of its V."""
+    k_scale = gl.load(scales.k + tile.kv_place + block)
+    v_scale = gl.maximum(gl.load(scales.v + tile.kv_place + block), tile.v_least)
+    return tile.unit * k_scale, v_scale
+
+
+@gluon.jit
+def ratio(one, other):
+    """Any number over a power of two."""
+    steps = 0x3F800000 - other.to(gl.int32, bitcast=True)
+    return (one.to(gl.int32, bitcast=True) + steps).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def over_blocks(
+    first, last, earlier, q, state, tile, buffers, work, span, scores, scales,
+    MASKED: gl.constexpr, TWO_LEVEL: gl.constexpr,
+):  # fmt: skip
+    """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    STAGES: gl.constexpr = buffers.k.shape[0]
+    BLOCK_VALUE_DIM: gl.constexpr = buffers.v.shape[1]
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
+    O_LAYOUT: gl.constexpr = state.output.type.layout
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
+    for back in range(first, last):
+        stage, phase = stage_of(earlier + back, STAGES)
+        before, phase_before = stage_of(earlier + back - 1, STAGES)
+        block = work.end - 1 - back
+        unit, v_scale = block_scales(tile, scales, block)
+        p = singles(state.p, P_LAYOUT)
+        mbarrier.wait(buffers.k_full.index(stage), phase)
+        empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
+        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
+        output, row_sum = up_to_date(state, TWO_LEVEL)
+        mbarrier.wait(buffers.v_full.index(before), phase_before)
+        values = buffers.v.index(before).permute((1, 0))
+        if TWO_LEVEL:
+            nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
+            product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
+        else:
+            product = warpgroup_mma(p, values, output, is_async=True)
+        sums = row_sums(p, buffers)
+        # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not put
+        # between products that could be under way.
+        mbarrier.wait(buffers.v_full.index(before), phase_before)
+        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+        halves, maximum, reference, factor = softmax(
+            s, state.maximum, state.reference, block, unit, tile, work, span, scores, P_LAYOUT, MASKED
+        )
+        if BLOCK_VALUE_DIM <= 128:
+            # As above: nor is it put behind them. At D_v 256, where the products fill the time, it is better there.
+            mbarrier.wait(buffers.v_full.index(before), phase_before)
+        product, sums = warpgroup_mma_wait(0, deps=(product, sums))
+        mbarrier.arrive(buffers.v_empty.index(before), count=1)
+        v_ratio = ratio(state.v_scale, v_scale)
+        if not TWO_LEVEL:
+            output = product
+        state = State(
+            fours(halves), output, product, sums, maximum, reference, row_sum, state.factor, factor,
+            state.v_ratio, v_ratio, v_scale,
+        )  # fmt: skip
+    return state
+
+
+@gluon.jit
+def up_to_date(state, TWO_LEVEL: gl.constexpr):
+    """Output and row sum with the products that the last turn waited for."""
+    if TWO_LEVEL:
+        output = by_row(state.output, state.factor_before * state.v_ratio_before) + state.product
+        row_sum = by_row(state.row_sum, state.factor_before) + state.sums
+    else:
+        output = by_row(state.output, state.factor * state.v_ratio)
+        row_sum = by_row(state.row_sum + state.sums, state.factor)
+    return output, row_sum
+
+
+@gluon.jit
+def row_sums(p, buffers):
+    """(rows, SUMS): a block's, by the tensor cores. They keep 14 bits: blocks are summed up elsewhere."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SUMS, 32])
+    p = gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 4), assert_trivial=True)
+    nothing = gl.zeros([ROWS, SUMS], gl.float32, LAYOUT)
+    return warpgroup_mma(p, buffers.ones.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def consume(
+    out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
+    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+):  # fmt: skip
+    """Its 64 rows of tile after tile."""
+    tiles = blocks_of(None, span) * batches * heads
+    tile = gl.program_id(0)
+    count = 0
+    step = 0
+    while tile < tiles:
+        work = work_of(tile, None, span, batches, heads, group, buffers.k.shape[1])
+        attend(
+            out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, step,
+            consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,
+        )  # fmt: skip
+        step += work.end - work.begin
+        tile = next_tile(buffers, count)
+        count += 1
+    tma.store_wait(0)
+
+
+@gluon.jit
+def attend(
+    out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, earlier,
+    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+):  # fmt: skip
+    """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
+    COLUMNS: gl.constexpr = buffers.k.shape[1]
+    STAGES: gl.constexpr = buffers.k.shape[0]
+    BLOCK_VALUE_DIM: gl.constexpr = buffers.v.shape[1]
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_VALUE_DIM, 32])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
+    SUM_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SUMS, 32])
+    ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, ROW_LAYOUT)
+    kv_head = work.batch * (heads // group) + work.kv_head
+    q_place = (work.batch * heads + work.head) * scales.q_blocks + work.first_row // (ROWS * CONSUMERS)
+    unit = scores.scale * gl.load(scales.q + q_place)
+    tile = Rows(
+        rows,
+        gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT)),
+        unit,
+        kv_head * scales.k_blocks,
+        gl.load(scales.v_largest + kv_head) * LEAST_SCALE,
+    )
+    one = gl.full([ROWS], 1.0, gl.float32, ROW_LAYOUT)
+    output = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
+    empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
+    row_sum = gl.zeros([ROWS, SUMS], gl.float32, SUM_LAYOUT)
+    maximum = one * float("-inf")
+    if sinks is not None:  # one more key, which has no value
+        maximum = one * (gl.load(sinks + work.head).to(gl.float32) * LOG2_E)
+        row_sum += 2.0**LARGEST_P
+    block = work.end - 1
+    unit, v_scale = block_scales(tile, scales, block)
+
+    mbarrier.wait(buffers.q_full.index(consumer), count & 1)
+    q = buffers.q.index(consumer)
+    if Q_IN_REGISTERS:
+        q = q.load(gl.DotOperandLayout(0, S_LAYOUT, 4))
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
+    stage, phase = stage_of(earlier, STAGES)
+    mbarrier.wait(buffers.k_full.index(stage), phase)
+    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
+    mbarrier.arrive(buffers.k_empty.index(stage), count=1)
+    halves, maximum, reference, factor = softmax(
+        s, maximum, maximum, block, unit, tile, work, span, scores, P_LAYOUT, True
+    )
+    nothing = gl.zeros([ROWS, SUMS], gl.float32, SUM_LAYOUT)
+    state = State(
+        fours(halves), output, output, nothing, maximum, reference, by_row(row_sum, factor), one, one, 1.0, 1.0, v_scale
+    )
+    right = gl.maximum(work.end - work.whole_end, 1)
+    left = gl.maximum(work.end - work.whole_begin, right)
+    state = over_blocks(1, right, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL)
+    state = over_blocks(right, left, earlier, q, state, tile, buffers, work, span, scores, scales, False, TWO_LEVEL)
+    if span.left is not None:
+        state = over_blocks(
+            left, work.end - work.begin, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL
+        )
+    if not Q_IN_REGISTERS:
+        mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
+    stage, phase = stage_of(earlier + work.end - work.begin - 1, STAGES)
+    mbarrier.wait(buffers.v_full.index(stage), phase)
+    values = buffers.v.index(stage).permute((1, 0))
+    p = singles(state.p, P_LAYOUT)
+    output, row_sum = up_to_date(state, TWO_LEVEL)
+    if TWO_LEVEL:
+        nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
+        product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
+        output = by_row(output, state.factor * state.v_ratio)
+        sums = row_sums(p, buffers)
+        product, sums = warpgroup_mma_wait(0, deps=(product, sums))
+        output += product
+        row_sum = by_row(row_sum, state.factor) + sums
+    else:
+        product = warpgroup_mma(p, values, output, is_async=True)
+        sums = row_sums(p, buffers)
+        output, sums = warpgroup_mma_wait(0, deps=(product, sums))
+        row_sum += sums
+    mbarrier.arrive(buffers.v_empty.index(stage), count=1)
+
+    row_sum = gl.convert_layout(gl.max(row_sum, 1), ROW_LAYOUT)
+    inverse = state.v_scale / gl.where(row_sum == 0.0, 1.0, row_sum)
+    place = (work.batch * heads + work.head).to(gl.int64) * span.queries
+    gl.store(lse + place + rows, (state.reference + gl.log2(row_sum) - LARGEST_P) * LN_2, mask=rows < work.len_q)
+    rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
+    buffer = buffers.out.index(consumer)
+    write(out_tiles, out, out_strides, by_row(output, inverse), rows_at, buffer, False, VALUE_DIM)
+
+
+@gluon.jit
+def attention_forward_fp8_hopper(
+    q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, batches, heads,
+    group,
+    VALUE_DIM: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+):  # fmt: skip
+    """Grid: as many CTAs as run at once. `counter` is 0 at the start."""
+    COLUMNS: gl.constexpr = k_tiles.block_type.shape[2]
+    DIM: gl.constexpr = k_tiles.block_type.shape[3]
+    BLOCK_VALUE_DIM: gl.constexpr = v_tiles.block_type.shape[2]
+    buffers = Buffers(
+        q=shared(q_tiles.dtype, CONSUMERS, ROWS, DIM),
+        out=shared(out.dtype.element_ty, CONSUMERS, ROWS, BLOCK_VALUE_DIM),
+        k=shared(k_tiles.dtype, STAGES, COLUMNS, DIM),
+        v=shared(v_tiles.dtype, STAGES, BLOCK_VALUE_DIM, COLUMNS),
+        ones=shared(gl.float8e4nv, 1, SUMS, COLUMNS),
+        q_full=barriers(CONSUMERS, 1),
+        q_empty=barriers(CONSUMERS, 1),
+        k_full=barriers(STAGES, 1),
+        k_empty=barriers(STAGES, CONSUMERS),
+        v_full=barriers(STAGES, 1),
+        v_empty=barriers(STAGES, CONSUMERS),
+        next=numbers(2),
+        next_full=barriers(2, 1),
+        next_empty=barriers(2, CONSUMERS),
+    )
+    ONES_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    buffers.ones.index(0).store(gl.full([SUMS, COLUMNS], 1.0, gl.float32, ONES_LAYOUT).to(gl.float8e4nv))
+    fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
+    gl.warp_specialize(
+        [
+            (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group)),
+            (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
+                       0, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
+            (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
+                       1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
+        ],
+        [4, 4],
+        [240, 240],
+    )  # fmt: skip
