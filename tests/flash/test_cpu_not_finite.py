@@ -87,8 +87,9 @@ def test_a_row_of_infinity_is_not_lost(
     if how.pop("grouped", False):
         k, v = k[:, :1], v[:, :1]
     few = how.pop("few", False)
-    if few:  # which our blocks do where a mask may hide a NaN
+    if few:
         q = q[:, :, 4:]
+    by_blocks = few or "window" in how  # which are ours where a mask may hide a NaN
     if how.pop("record", False):
         v = v.detach().requires_grad_()
     hidden = "bias" in how and how["bias"] == torch.inf
@@ -113,7 +114,7 @@ def test_a_row_of_infinity_is_not_lost(
         found = attend(q, k, v, **how)
         found = found[0] if "return_lse" in how else found
         assert found[0, 1, -1].isnan().all()
-        assert keys < 16 or few or torch.equal(found[1], clean[1])
+        assert keys < 16 or by_blocks or torch.equal(found[1], clean[1])
         found = found.detach().clone()
         found[0, 1, -1] = clean[0, 1, -1]
         assert (found - clean).abs().sum() <= 2 * torch.finfo(dtype).eps * clean.numel()

@@ -367,3 +367,21 @@ def test_a_mask_that_is_kept_is_good_for_every_call(first: str, monkeypatch: pyt
     for x, y in zip(*(torch.autograd.grad(each.square().sum(), (q, k, v)) for each in (out, wanted)), strict=True):
         assert torch.equal(x, y)
     assert cpu_plain.mask_of.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize("window", [(3, 0), (3, 2), (3, None), (None, 0), (29, 0), (29, 29), (None, None)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(20, 30), (30, 30), (1, 30)])
+def test_short_windows_are_asked_about_once(queries: int, keys: int, causal: bool, window: Any) -> None:
+    """And a window that torch's kernel does not know, of another kind, or with a bias, is not for the quick way."""
+    q, k, v = qkv(queries, keys)
+    left, right = window[0], 0 if causal else window[1]
+    ahead = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+    seen = (ahead >= -(keys if left is None else left)) & (ahead <= (keys if right is None else right))
+    out = cpu_quick.attention(q, k, v, causal, None, window=window)
+    assert out is not None or (queries != keys and left is None and right == 0)
+    if out is not None:
+        assert (out - F.scaled_dot_product_attention(q, k, v, seen)).abs().max() < 1e-5
+    for bad in (list(window), (-1, 0), (True, 0), (3.0, 0), (1, 2, 3)):
+        assert cpu_quick.attention(q, k, v, causal, None, window=bad) is None
+    assert cpu_quick.attention(q, k, v, causal, None, torch.zeros(queries, keys), window=window) is None

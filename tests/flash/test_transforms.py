@@ -37,7 +37,8 @@ def test_compile_without_breaks(name: str) -> None:
     expected = torch.autograd.grad(step(q, k, v), (q, k, v))
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for a, b in zip(expected, torch.autograd.grad(compiled(q, k, v), (q, k, v)), strict=True):
-        assert (a - b).abs().max() < 1e-5
+        # Sums of 16, 20 and 20 products in another order: a window is torch's kernel where values may be looked at.
+        assert (a - b).abs().max() <= 56 * torch.finfo(torch.float32).eps * max(1.0, b.abs().max().item())
 
 
 CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -121,7 +122,7 @@ def test_vmap() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"window": (5, 0)}, "flash_attention has no second derivative"),
+        ({"softcap": 5.0}, "flash_attention has no second derivative"),
         ({}, "derivative for aten::_scaled_dot_product_flash_attention_for_cpu_backward is not implemented"),
     ],
     ids=["ours", "torch's kernel"],

@@ -88,8 +88,8 @@ def flash_attention(  # type: ignore[misc]
     )  # fmt: skip
     flags = type(return_lse) is type(deterministic) is type(batch_invariant) is type(allow_tf32) is bool
     plain = plain and batch_invariant is False
-    if plain and flags and window is None and type(dropout_p) in (float, int) and dropout_p == 0:
-        out = cpu_quick.attention(q, k, v, causal, scale, bias, last_sees_all=True)
+    if plain and flags and type(dropout_p) in (float, int) and dropout_p == 0:
+        out = cpu_quick.attention(q, k, v, causal, scale, bias, window=window, last_sees_all=True)
         if out is not None:
             return out
     q, k, v = in_autocast_dtype(q, k, v)

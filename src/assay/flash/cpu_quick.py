@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn import Parameter
 
 from assay.flash.checks import LARGEST_DIM
 from assay.flash.cpu_aten import KEYS, LEAST_SCALE, ROWS, VECTOR, is_finite, lost_a_row
-from assay.flash.cpu_plain import SCORES, is_watched, mask_of
+from assay.flash.cpu_plain import SCORES, as_mask, is_watched, mask_of
 
 _attend = torch._C._nn.scaled_dot_product_attention  # not by F's name for it, which people replace
 _flash_is_on = torch._C._get_flash_sdp_enabled
@@ -31,13 +32,15 @@ def attention(
     scale: float | None,
     bias: Tensor | None = None,
     *,
+    window: object = None,
     last_sees_all: bool = False,
 ) -> Tensor | None:
     """softmax(scale · q·kᵀ + bias)·v, or None for what is not of the plainest kind: the checks refuse it or not.
 
     SDPA computes it, with the kernel that `cpu_plain.attend` takes: only where `cpu_plain.takes` says yes, and no
     switch, mode or transform of the caller's makes it another. `last_sees_all`: causal masks are aligned with the last
-    key, so that one query hides nothing, and fewer queries than keys need a mask that is written out. What torch
+    key, so that one query hides nothing, and fewer queries than keys need a mask that is written out, as a window does
+    (which is aligned so in any case). What torch
     refuses (sparse or nested tensors have no strides, k and v may be of another dtype or device) is for the checks as
     well.
     """
@@ -46,6 +49,14 @@ def attention(
     try:
         dtype, shape, of_k = q.dtype, q.shape, k.shape
         rows = None
+        if window is not None:
+            told = causal is True or causal is False
+            if bias is not None or not told or not _is_window(window) or not len(shape) == len(of_k) == 4:
+                return None
+            left, right, bias = as_mask(q, k, window[0], 0 if causal else window[1])
+            if left is not None or (right is not None and (right != 0 or shape[2] != of_k[2])):
+                return None
+            causal = right is not None
         if causal is True and last_sees_all and len(shape) == len(of_k) == 4:
             if shape[2] == 1:
                 causal = False
@@ -88,6 +99,13 @@ def attention(
         return out if recorded or is_finite(out) else None
     except RuntimeError:
         return None
+
+
+def _is_window(window: object) -> TypeGuard[tuple[int | None, int | None]]:
+    """As the checks take it, of Python's own numbers."""
+    if type(window) is not tuple or len(window) != 2:
+        return False
+    return all(side is None or (type(side) is int and side >= 0) for side in window)
 
 
 def _is_plain(bias: Tensor | None, of_q: torch.Size, of_k: torch.Size, dtype: torch.dtype) -> bool:
