@@ -27,7 +27,9 @@ DIMS = ((64, 64), (128, 128), (256, 256), (64, 128), (40, 24))
 
 
 def renewed(call: Call) -> Call:
-    return replace(call, **{name: other(getattr(call, name)) for name in ("q", "k", "v", "slopes", "sinks", "bias")})
+    new = {name: other(getattr(call, name)) for name in ("q", "k", "v", "slopes", "sinks", "bias", "cu_seqlens_q")}
+    alike = call.cu_seqlens_k is call.cu_seqlens_q
+    return replace(call, **new, cu_seqlens_k=new["cu_seqlens_q"] if alike else other(call.cu_seqlens_k))
 
 
 def launched(asked: Asked, call: Call, dout: torch.Tensor, dlse: torch.Tensor | None) -> list[Any]:
@@ -35,10 +37,11 @@ def launched(asked: Asked, call: Call, dout: torch.Tensor, dlse: torch.Tensor | 
     asked.launches.clear()
     out = torch.zeros(*call.q.shape[:3], call.v.shape[3], dtype=call.q.dtype)
     lse = torch.zeros(call.q.shape[:3])
-    given = (call.q, call.k, call.v, call.slopes, call.sinks, call.bias, out, lse, dout, dlse, ZERO)
+    lengths = call.cu_seqlens_q, call.cu_seqlens_k
+    given = (call.q, call.k, call.v, call.slopes, call.sinks, call.bias, *lengths, out, lse, dout, dlse, ZERO)
     asked.tensors = [x for x in given if x is not None]
     held(launch.forward(call))
-    held(launch.backward(call, out, lse, dout, dlse, call.bias is not None))
+    held(launch.backward(replace(call), out, lse, dout, dlse, call.bias is not None))  # as the operators make it
     held.clear()
     return list(asked.launches)
 
@@ -254,3 +257,18 @@ def test_no_tensor_is_held(asked: Asked) -> None:
     gc.collect()
     assert [reference() for reference in references] == [None] * 6
     assert len(replay._KNOWN) == 2
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["one list of lengths", "two"])
+@pytest.mark.parametrize("dim", [64, 256])
+def test_packed_calls_are_launched_again(asked: Asked, dim: int, alike: bool) -> None:
+    """Their tiles are counted every time, from the lengths that are there."""
+    names: list[list[str]] = []
+    for _ in range(3):
+        cu = torch.tensor([0, 100, 300], dtype=torch.int32)
+        call = call_of(*three(dim), cu_seqlens_q=cu, cu_seqlens_k=cu if alike else cu.clone())
+        asked.again = 0
+        names.append([name for name, *_ in launched(asked, call, torch.empty_like(call.q), None)])
+    assert asked.again == len(names[2])
+    assert names[0] == names[1] == names[2]
+    assert names[2].count("count_places") >= 2  # in the forward pass, and in the backward pass

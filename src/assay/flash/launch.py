@@ -61,12 +61,14 @@ def forward(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 def _replayed(name: str, call: Call, results: tuple[torch.Tensor | None, ...], work: Callable[[], None]) -> None:
     """`work`, which only launches kernels, from what the call says. As before, where there was one like it.
 
-    Not where kernels take what was counted of packed sequences, nor for a scale of 0, which is one key with −0.
+    Not for a scale of 0, which is one key with −0. One list of lengths for queries and keys is given once.
     """
-    if call.packed or is_trying() or call.scale == 0 or not replay.can(call.q):
+    if is_trying() or call.scale == 0 or not replay.can(call.q):
         work()
         return
-    tensors = (call.q, call.k, call.v, call.bias, call.slopes, call.sinks, call.seed, *results)
+    cu_q, cu_k = call.cu_seqlens_q, call.cu_seqlens_k
+    lengths = cu_q, None if cu_k is cu_q else cu_k
+    tensors = (call.q, call.k, call.v, call.bias, call.slopes, call.sinks, call.seed, *lengths, *results)
     options = (
         name, call.scale, call.left, call.right, call.softcap, call.dropout, call.deterministic, call.batch_invariant,
         call.tf32, call.numerics,

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 import triton
 
+from assay.flash import replay
 from assay.flash.call import Call
 from assay.flash.kernels.places import FIELDS, count_places
 
@@ -28,6 +29,6 @@ def places(call: Call, of: Literal["q", "k"], most: int, size: int) -> torch.Ten
 
 def _count_places(cu: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, most: int, size: int) -> torch.Tensor:
     """No host read."""
-    found = torch.empty(1 + int(FIELDS) * most, dtype=torch.int32, device=cu.device)
-    count_places[(triton.cdiv(most, 64),)](cu, cu_q, cu_k, found, len(cu) - 1, most, size, 64, 128)
+    found = replay.room((1 + int(FIELDS) * most,), torch.int32, cu.device)
+    replay.launch(count_places, (triton.cdiv(most, 64),), cu, cu_q, cu_k, found, len(cu) - 1, most, size, 64, 128)
     return found
