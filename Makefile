@@ -6,10 +6,14 @@ USED   := $(VENV)/.used
 STAMP  := $(VENV)/.installed
 MODEL  := $(VENV)/.model
 
-.PHONY: report test check lint types format docs bench clean help
+# Tritons for whose other Gluon and assembler the Hopper kernels are compiled, beside the one in constraints.txt.
+TRITONS ?= 3.7.1 3.8.0 3.9.0
+
+.PHONY: report test tritons check lint types format docs bench clean help
 help:
 	@echo "make report  run the main job and write the report"
 	@echo "make test    lint, types, tests"
+	@echo "make tritons the kernels with Tritons $(TRITONS) (1 GB each)"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make docs    the guides and the API reference: site/index.html"
 	@echo "make bench   speed beside the peers (installs them)"
@@ -45,6 +49,13 @@ types: $(STAMP)
 	@$(BIN)/mypy
 test: $(STAMP) $(MODEL) lint types
 	@ASSAY_PRETRAINED=required $(BIN)/python -m pytest
+
+# Beside the environment, not in it: an older torch wants an older Triton.
+tritons: $(STAMP)
+	@for v in $(TRITONS); do echo "== Triton $$v"; \
+		test -e $(VENV)/triton-$$v/.all || $(install) --no-deps --target $(VENV)/triton-$$v triton==$$v && \
+		touch $(VENV)/triton-$$v/.all && PYTHONPATH=$(VENV)/triton-$$v $(BIN)/python -m pytest \
+		tests/flash/test_hopper_compiles.py tests/flash/test_interpreter.py tests/cases/test_triton_interpreter.py || exit 1; done
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

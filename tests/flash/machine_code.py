@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
@@ -261,6 +262,6 @@ def complaints(kernel: Any) -> list[str]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(kernel.asm["ptx"])
-        command = [str(TOOLS / "ptxas"), "-v", "--gpu-name=sm_90a", str(path), "-o", f"{folder}/kernel.cubin"]
+        command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(path), "-o", f"{folder}/kernel.cubin"]
         told = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line for line in (told.stdout + told.stderr).splitlines() if "serialized" in line]

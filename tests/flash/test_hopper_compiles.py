@@ -1,6 +1,7 @@
 """The Hopper kernels' machine code, without a GPU.
 
-No spill in a loop, no serialised products, no register too early, no number in a barrier's place.
+No register too early, no number in a barrier's place; and where the kernels' speed was measured, no spill in a loop, no
+serialised products. `make tritons` runs these tests with other Tritons, whose assemblers differ.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+
+import triton
 
 from assay.flash import fp8_launch, gpu, hopper, hopper_forward, launch
 from assay.flash.fp8 import FP8
@@ -82,9 +85,10 @@ TURN = """
 """
 """A loop, with room for more."""
 
-
 SHARED = 227 * 1024
 """Bytes of shared memory that a CTA can have."""
+MEASURED = triton.__version__.startswith(("3.6.", "3.7."))
+"""Whether the speed of this Triton's code was, or that of the same assembler's."""
 
 
 @contextmanager
@@ -107,9 +111,10 @@ def check(kernels: list[Any], full: bool = False) -> None:
         assert unset(code) == [], kernel.name
         assert hurried(code) == [], kernel.name
         assert repurposed(code) == [], kernel.name
-        assert len(spills(code)) <= (32 if full else 0), kernel.name
-        assert complaints(kernel) == [], kernel.name
         assert kernel.metadata.shared <= SHARED, kernel.name
+        if MEASURED:
+            assert len(spills(code)) <= (32 if full else 0), kernel.name
+            assert complaints(kernel) == [], kernel.name
 
 
 @pytest.mark.slow

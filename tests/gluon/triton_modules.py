@@ -61,9 +61,9 @@ allocate_shared_memory arange atomic_add atomic_and atomic_cas atomic_max atomic
 assume broadcast broadcast_to cast convert_layout device_assert device_print dot dot_fma expand_dims full
 inline_asm_elementwise join load max_constancy max_contiguous maximum minimum clamp mul add sub multiple_of
 num_programs num_warps num_ctas permute trans program_id reduce reshape view ravel set_auto_layout split static_assert
-static_print static_range store cumsum associative_scan thread_barrier debug_barrier to_tensor warp_specialize umulhi
-exp exp2 fma log log2 cos rsqrt sin sqrt sqrt_rn abs fdiv div_rn erf floor ceil cdiv full_like max min reduce_or sum
-xor_sum zeros zeros_like AutoLayout BlockedLayout SliceLayout DistributedLinearLayout DotOperandLayout
+static_print static_range store cumsum associative_scan barrier thread_barrier debug_barrier to_tensor warp_specialize
+umulhi exp exp2 fma log log2 cos rsqrt sin sqrt sqrt_rn abs fdiv div_rn erf floor ceil cdiv full_like max min reduce_or
+sum xor_sum zeros zeros_like AutoLayout BlockedLayout SliceLayout DistributedLinearLayout DotOperandLayout
 NVMMADistributedLayout NVMMASharedLayout SwizzledSharedLayout PaddedSharedLayout SharedLinearLayout CoalescedLayout
 make_tensor_descriptor
 """

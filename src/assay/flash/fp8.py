@@ -235,6 +235,6 @@ attention_fp8 = operator(fp8_forward, fake=_fake)
 
 def takes(q: Tensor, k: Tensor, scale: float, others: tuple[Any, ...]) -> bool:
     """Whether the Hopper kernel can do it; `others` are arguments that it has not."""
-    hopper = q.is_cuda and q.dtype != torch.float32 and gpu.is_hopper(q.device.index)
+    hopper = q.is_cuda and q.dtype != torch.float32 and gpu.takes_hopper_kernels(q.device.index)
     there = q.shape[0] > 0 and q.shape[2] > 0 and k.shape[2] > 0
     return hopper and there and abs(scale) > 1e-7 and all(x is None for x in others)

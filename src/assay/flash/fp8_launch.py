@@ -69,6 +69,7 @@ def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, tran
             TRANSPOSED=transposed,
             STAGES=stages,
             num_warps=warps,
+            enable_fp_fusion=True,
         )
 
     if fp8.scaling == "block":
@@ -176,6 +177,7 @@ def attend(
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
             num_warps=4,
+            enable_fp_fusion=True,
         )
 
 

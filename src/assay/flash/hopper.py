@@ -40,7 +40,7 @@ def can(call: Call) -> bool:
     block = max(map(padded, (call.q.shape[3], call.v.shape[3])))
     return (
         call.q.is_cuda
-        and gpu.is_hopper(call.q.device.index)
+        and gpu.takes_hopper_kernels(call.q.device.index)
         and call.q.dtype in (torch.bfloat16, torch.float16)
         and block in DIMS
         and call.bias is None

@@ -183,8 +183,8 @@ def _record(key: tuple[Any, ...], given: Given, work: Callable[[], None]) -> Non
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-    """`kernel[grid](*args, **named)`, recorded if a call is."""
-    compiled = kernel[grid](*args, **named)
+    """`kernel[grid](*args, **named)`, recorded if a call is. Triton 3.10 fuses no product with a sum unasked."""
+    compiled = kernel[grid](*args, enable_fp_fusion=True, **named)
     if _HERE.recording is not None:
         _HERE.recording.add(kernel, compiled, grid, args, named)
 

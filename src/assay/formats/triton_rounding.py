@@ -53,6 +53,7 @@ def launch(x: Tensor, out: Tensor, request: Request, working: torch.dtype) -> No
         INFINITE=overflow_code(*how, infinite=True),
         DOUBLE=working == torch.float64,
         BLOCK=_BLOCK,
+        enable_fp_fusion=True,
         num_warps=_WARPS,
     )
 

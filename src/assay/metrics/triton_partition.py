@@ -84,8 +84,10 @@ def partition(x: Tensor, pivots: Tensor) -> list[Tensor]:
     out = torch.empty_like(x)
     # Triton launches on the current device, which need not be x's. For a CPU tensor this does nothing.
     with torch.cuda.device_of(x):
-        _count_kernel[(blocks,)](x, pivots, counts, x.numel(), buckets, BLOCK)
+        _count_kernel[(blocks,)](x, pivots, counts, x.numel(), buckets, BLOCK, enable_fp_fusion=True)
         ends = counts.view(-1).cumsum(0)
-        _scatter_kernel[(blocks,)](x, pivots, ends - counts.view(-1), out, x.numel(), buckets, BLOCK)
+        _scatter_kernel[(blocks,)](
+            x, pivots, ends - counts.view(-1), out, x.numel(), buckets, BLOCK, enable_fp_fusion=True
+        )
     sizes = counts.sum(1).tolist()
     return list(torch.split(out, sizes))

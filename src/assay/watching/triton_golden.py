@@ -79,7 +79,7 @@ def golden(
         own, step, warps = tiles.forward
         _forward[(triton.cdiv(queries, own) * q.shape[:2].numel(),)](
             q, k, v, out, factors, found, **adjusting, **sinks, **common, HIDDEN=hidden, DTYPE=_DTYPES[call.dtype],
-            ROWS=own, KEYS=step, num_warps=warps, num_stages=2,
+            ROWS=own, KEYS=step, num_warps=warps, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
         if grad is None:
             return (out,), found
@@ -108,11 +108,11 @@ def _gradients(
         here, stop = min(most, units - unit), min(row + height, queries)
         _row_gradients[(triton.cdiv(stop - row, tiles.rows.own) * here * group,)](
             q, k, v, g, out, dq, factors, p, ds, **adjusting, **common, first_unit=unit, first_row=row, stop_row=stop,
-            KEYS=tiles.rows.step, num_warps=tiles.rows.warps, num_stages=2,
+            KEYS=tiles.rows.step, num_warps=tiles.rows.warps, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
         _key_gradients[(width // tiles.keys.own * here,)](
             q, g, p, ds, dk, dv, **common, first_unit=unit, first_row=row, stop_row=stop,
-            DEPTH=tiles.keys.step, num_warps=tiles.keys.warps, num_stages=2,
+            DEPTH=tiles.keys.step, num_warps=tiles.keys.warps, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
 
 

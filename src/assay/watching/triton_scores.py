@@ -64,5 +64,7 @@ def of_rows(s: Tensor, dtype: torch.dtype, hidden: float) -> Tensor:
     # Triton launches on the current device, which need not be theirs. For a CPU tensor this does nothing.
     with torch.cuda.device_of(s):
         block = min(_BLOCK, triton.next_power_of_2(keys))
-        _row_kernel[(s.numel() // keys,)](s, found, keys, hidden, _DTYPES[dtype], block, num_warps=1)
+        _row_kernel[(s.numel() // keys,)](
+            s, found, keys, hidden, _DTYPES[dtype], block, num_warps=1, enable_fp_fusion=True
+        )
     return found

@@ -116,6 +116,6 @@ def of_tensors(threes: Sequence[tuple[Tensor, Tensor, Tensor]], format: Format) 
             strides = [(*x.stride()[:3], x[0, 0].numel()) for x in tensors]
             _sums_kernel[(batch * count * pieces,)](
                 *tensors, sums[:, :, first:], *strides, tensors[0].shape[3], count, pieces, columns, sums.stride(0),
-                format.smallest_normal, 2.0**format.mantissa, _BLOCK, _BLOCKS,
+                format.smallest_normal, 2.0**format.mantissa, _BLOCK, _BLOCKS, enable_fp_fusion=True,
             )  # fmt: skip
     return sums[:_ADDED].sum((1, 3)), sums[_ADDED:].amax((1, 3))

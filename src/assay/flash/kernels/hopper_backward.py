@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.gluon_names import reinterpret, thread_barrier
 from assay.flash.kernels.hopper_alibi import bounded, lean_of_keys, leaning_rows
 from assay.flash.kernels.hopper_backward_loads import KEYS, STAGES, Buffers, produce
 from assay.flash.kernels.hopper_backward_sums import NOWHERE, add_q, last_q, multiply_q, place_of_sums
@@ -312,7 +313,7 @@ def consume(
             v = buffers.v.index(consumer).load(OPERAND)
             k = buffers.k.index((count & 1) * 2 + consumer).load(OPERAND)
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
             mbarrier.arrive(buffers.v_empty.index(consumer), count=1)
         for now in range(step, at.last + (0 if BLOCK_DIM == 128 else 1)):
             block, head, place, slope, lean = go_round(
@@ -347,7 +348,7 @@ def consume(
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
         rows_at = work.batch, work.kv_head, work.before_k, work.first_key + consumer * ROWS, work.len_k
         LEAVING: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_DIM], dtype)
-        out = buffers.out.index(consumer)._reinterpret(dtype, [ROW_PARTS, ROWS, BLOCK_DIM], LEAVING)
+        out = reinterpret(buffers.out.index(consumer), dtype, [ROW_PARTS, ROWS, BLOCK_DIM], LEAVING)
         PACKED: gl.constexpr = places is not None
         if ALONE:
             stores_done()  # the next tile adds to the same dQ

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.gluon_names import copy_in, thread_barrier
 from assay.flash.kernels.hopper_backward_q import put
 from assay.flash.kernels.hopper_fragments import as_fragment, in_order
 from assay.flash.kernels.hopper_keys import blocks_of, work_of
@@ -113,7 +114,7 @@ def produce(
             if i == 0:
                 mbarrier.wait(buffers.k_empty, (count & 1) ^ 1)
                 mbarrier.expect(buffers.k_full, k_tiles.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_tiles, keys_at, buffers.k_full, buffers.k.index(0))
+                copy_in(k_tiles, keys_at, buffers.k_full, buffers.k.index(0))
             mbarrier.wait(buffers.do_empty.index(stage), phase)
             cleaned = bring(
                 do_tiles, delta_tiles, rows_at, line, buffers.do.index(stage), buffers.delta.index(stage),
@@ -122,7 +123,7 @@ def produce(
             if i == 0:
                 mbarrier.wait(buffers.v_empty, (count & 1) ^ 1)
                 mbarrier.expect(buffers.v_full, v_tiles.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_tiles, keys_at, buffers.v_full, buffers.v.index(0))
+                copy_in(v_tiles, keys_at, buffers.v_full, buffers.v.index(0))
             block += 1
             if block == work.end:
                 block = work.begin
@@ -138,16 +139,16 @@ def bring(tiles, lines, place, line, buffer, line_buffer, full, raw, there, clea
     """64 rows of a matrix, and their numbers of a line. Packed: of the last ones only those that are `there`."""
     if PACKED and there < ROWS:
         mbarrier.expect(raw, tiles.block_type.nbytes + lines.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, raw, buffer)
-        tma.async_copy_global_to_shared(lines, [line], raw, line_buffer)
+        copy_in(tiles, place, raw, buffer)
+        copy_in(lines, [line], raw, line_buffer)
         mbarrier.wait(raw, cleaned & 1)
         clean(buffer, there)
         mbarrier.arrive(full, count=1)
         cleaned += 1
     else:
         mbarrier.expect(full, tiles.block_type.nbytes + lines.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, full, buffer)
-        tma.async_copy_global_to_shared(lines, [line], full, line_buffer)
+        copy_in(tiles, place, full, buffer)
+        copy_in(lines, [line], full, line_buffer)
     return cleaned
 
 
@@ -184,7 +185,7 @@ def send(s, block, member, step, buffers, work, span, scores, heads, group, P_LA
         buffers.p.store(in_order(packed(p * slant, gl.float16)))
     else:  # FP16 holds too few bits to be rounded to twice
         buffers.p.store(in_order(p * slant))
-    gl.thread_barrier()  # all have written P, and read the LSE
+    thread_barrier()  # all have written P, and read the LSE
     mbarrier.arrive(buffers.p_full, count=1)
     mbarrier.arrive(buffers.q_empty.index(step % STAGES), count=1)
     return packed(gl.convert_layout(p, P_LAYOUT), dtype)
@@ -207,7 +208,7 @@ def receive(dp, block, step, buffers, work, PACKED: gl.constexpr, DS_LAYOUT: gl.
     else:
         like = in_order(dp)
         p = gl.convert_layout(as_fragment(buffers.p.load(like.type.layout)), S_LAYOUT)
-    gl.thread_barrier()  # all have read P and delta
+    thread_barrier()  # all have read P and delta
     mbarrier.arrive(buffers.p_empty, count=1)
     mbarrier.arrive(buffers.do_empty.index(step % STAGES), count=1)
     return packed(gl.convert_layout(p * dp, DS_LAYOUT), dtype)

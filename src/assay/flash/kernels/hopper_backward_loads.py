@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from assay.flash.kernels.gluon_names import copy_in
 from assay.flash.kernels.hopper_keys import blocks_of, first_block, work_of
 from assay.flash.kernels.hopper_queue import claim, tell_tile
 from assay.flash.kernels.hopper_shared import ROWS, clean, stage_of
@@ -60,14 +61,14 @@ def bring(tiles, batch, head, before, first, length, full, raw, buffer, cleaned,
     place = [batch, head, before + first, 0]
     if PACKED and first + buffer.shape[0] > length:
         mbarrier.expect(raw, tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, raw, buffer)
+        copy_in(tiles, place, raw, buffer)
         mbarrier.wait(raw, cleaned & 1)
         clean(buffer, length - first)
         mbarrier.arrive(full, count=1)
         cleaned += 1
     else:
         mbarrier.expect(full, tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(tiles, place, full, buffer)
+        copy_in(tiles, place, full, buffer)
     return cleaned
 
 
@@ -84,7 +85,7 @@ def bring_rows(
             cleaned, PACKED,
         )  # fmt: skip
         mbarrier.expect(full, lines.block_type.nbytes)
-        tma.async_copy_global_to_shared(lines, [line + first], full, numbers.index(stage * ROW_PARTS + i))
+        copy_in(lines, [line + first], full, numbers.index(stage * ROW_PARTS + i))
     return cleaned
 
 

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.gluon_names import copy_in, copy_out, thread_barrier
 from assay.flash.kernels.hopper_queue import claim, next_tile, numbers, tell_tile
 from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
@@ -96,8 +97,8 @@ def produce(
             mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
             mbarrier.expect(full, q_tiles.block_type.nbytes + do_tiles.block_type.nbytes)
             place = [work.batch, work.head, work.before_q + work.first_row + consumer * ROWS, 0]
-            tma.async_copy_global_to_shared(q_tiles, place, full, buffers.q.index(consumer))
-            tma.async_copy_global_to_shared(do_tiles, place, full, buffers.do.index(consumer))
+            copy_in(q_tiles, place, full, buffers.q.index(consumer))
+            copy_in(do_tiles, place, full, buffers.do.index(consumer))
         for back in range(work.end - work.begin):
             start = (work.end - 1 - back) * COLUMNS
             place = [work.batch, work.kv_head, work.before_k + start, 0]
@@ -106,18 +107,18 @@ def produce(
             k = buffers.k.index(stage)
             if places is not None and start + COLUMNS > work.len_k:
                 mbarrier.expect(buffers.k_raw, k_tiles.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_tiles, place, buffers.k_raw, k)
+                copy_in(k_tiles, place, buffers.k_raw, k)
                 mbarrier.wait(buffers.k_raw, cleaned & 1)
                 clean(k, work.len_k - start)
                 mbarrier.arrive(buffers.k_full.index(stage), count=1)
                 cleaned += 1
             else:
                 mbarrier.expect(buffers.k_full.index(stage), k_tiles.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_tiles, place, buffers.k_full.index(stage), k)
+                copy_in(k_tiles, place, buffers.k_full.index(stage), k)
             stage = step % V_STAGES
             mbarrier.wait(buffers.v_empty.index(stage), ((step // V_STAGES) & 1) ^ 1)
             mbarrier.expect(buffers.v_full.index(stage), v_tiles.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_tiles, place, buffers.v_full.index(stage), buffers.v.index(stage))
+            copy_in(v_tiles, place, buffers.v_full.index(stage), buffers.v.index(stage))
             step += 1
         tile = claim(counter, tiles)  # only now: claimed early it may wait here while another CTA is free
         tell_tile(tile, buffers, count)
@@ -293,7 +294,7 @@ def put(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: g
     if tiles is not None:
         if not PACKED or first + ROWS <= length:
             fence_async_shared()
-            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, 0], buffer)
+            copy_out(tiles, [batch, head, before + first, 0], buffer)
         else:
             put_rows(out, strides, buffer, batch, head, before, first, length, DIM)
     else:
@@ -304,7 +305,7 @@ def put(tiles, out, strides, values, place, buffer, PACKED: gl.constexpr, DIM: g
 def put_rows(out, strides, buffer, batch, head, before, first, length, DIM: gl.constexpr):
     """By the threads, 16 rows at a time."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    gl.thread_barrier()
+    thread_barrier()
     dims = gl.expand_dims(gl.arange(0, buffer.shape[1], gl.SliceLayout(0, LAYOUT)), 0)
     out += batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     for i in gl.static_range(ROWS // 16):
@@ -313,7 +314,7 @@ def put_rows(out, strides, buffer, batch, head, before, first, length, DIM: gl.c
         mask = gl.expand_dims(rows < length, 1) & (dims < DIM)
         gl.store(out + place, buffer.slice(16 * i, 16).load(LAYOUT), mask=mask)
     fence_async_shared()
-    gl.thread_barrier()  # all have read: the copy engine may write again
+    thread_barrier()  # all have read: the copy engine may write again
 
 
 @gluon.jit

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.gluon_names import copy_out, reinterpret
 from assay.flash.kernels.hopper_fragments import in_order
 from assay.flash.kernels.hopper_shared import ROWS, add_tile, stage_of
 
@@ -25,13 +26,13 @@ def add_q(dq, dq_lines, place, buffer, FRESH: gl.constexpr):
 
     FRESH: those of a head's first keys are written, not added; they have the place −1 − `place`.
     """
-    buffer = buffer._reinterpret(gl.float32, [16, 256], gl.NVMMASharedLayout(0, 32, 2))
+    buffer = reinterpret(buffer, gl.float32, [16, 256], gl.NVMMASharedLayout(0, 32, 2))
     tma.store_wait(0)  # the one before may still be read
     buffer.store(in_order(dq).reshape([16, 256]))
     fence_async_shared()
     if FRESH:
         if place < 0:
-            tma.async_copy_shared_to_global(dq_lines, [(-1 - place) * 16, 0], buffer)
+            copy_out(dq_lines, [(-1 - place) * 16, 0], buffer)
         else:
             add_tile(dq_lines, [place * 16, 0], buffer)
     else:
@@ -48,7 +49,7 @@ def multiply_q(buffers, slot, stage, consumer: gl.constexpr, BLOCK_DIM: gl.const
         k = buffers.k.index(slot * 2 + i)
         if BLOCK_DIM == 128:
             ds = buffers.ds.index(stage * 2 + i)
-            k = k._reinterpret(buffers.k.dtype, [2, ROWS, 64], HALF).index(consumer)
+            k = reinterpret(k, buffers.k.dtype, [2, ROWS, 64], HALF).index(consumer)
         else:
             ds = buffers.ds.index((stage * 2 + i) * 2 + consumer)
         dq = warpgroup_mma(ds, k, dq, use_acc=i == 1, is_async=True)

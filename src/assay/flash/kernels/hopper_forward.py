@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.gluon_names import copy_in, thread_barrier
 from assay.flash.kernels.hopper_alibi import ahead_of, bounded, lean_of, leaning
 from assay.flash.kernels.hopper_fragments import halves, log2, narrowed, rescaled, widened
 from assay.flash.kernels.hopper_queue import FIELDS, claim, hear, numbers, tell
@@ -131,7 +132,7 @@ def bring(
         mbarrier.expect(full, k_tiles.block_type.nbytes)
     elif PACKED and start + COLUMNS > work.len_k:
         mbarrier.expect(buffers.v_raw, v_tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_tiles, place, buffers.v_raw, v)
+        copy_in(v_tiles, place, buffers.v_raw, v)
         mbarrier.wait(buffers.v_raw, cleaned & 1)
         clean(v, work.len_k - start)
         if K:
@@ -144,10 +145,10 @@ def bring(
             mbarrier.expect(full, k_tiles.block_type.nbytes + v_tiles.block_type.nbytes)
         else:
             mbarrier.expect(full, v_tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_tiles, place, full, v)
+        copy_in(v_tiles, place, full, v)
     if K:
         place = [batch, kv_head, before_k + start - COLUMNS, 0]
-        tma.async_copy_global_to_shared(k_tiles, place, full, buffers.k.index(stage))
+        copy_in(k_tiles, place, full, buffers.k.index(stage))
     return cleaned
 
 
@@ -173,7 +174,7 @@ def produce(given, SHAPE: gl.constexpr):
             mbarrier.wait(buffers.q_empty.index(slot), ((count // SHAPE.q_stages) & 1) ^ 1)
             mbarrier.expect(buffers.q_full.index(slot), q_tiles.block_type.nbytes)
             place = [batch, work.head, work.before_q + work.first_row + consumer * ROWS, 0]
-            tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(slot), buffers.q.index(slot))
+            copy_in(q_tiles, place, buffers.q_full.index(slot), buffers.q.index(slot))
         keys = keys_of(work, work.first_row, span, TILE, COLUMNS)
         to = k_tiles, v_tiles, buffers, work, before_k, batch, work.head // group
         last = keys.end - keys.begin
@@ -353,7 +354,7 @@ def attend(
     if SHAPE.q_in_registers:
         q = q.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
     others = tile.end - keys.end
     pass_blocks(earlier, earlier + others, buffers, consumer, SHAPE)

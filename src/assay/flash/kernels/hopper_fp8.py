@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from assay.flash.kernels.gluon_names import copy_in, thread_barrier
 from assay.flash.kernels.hopper_fragments import by_row
 from assay.flash.kernels.hopper_queue import claim_tile, next_tile, numbers
 from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
@@ -112,7 +113,7 @@ def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, g
             mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
             mbarrier.expect(buffers.q_full.index(consumer), q_tiles.block_type.nbytes)
             place = [work.batch, work.head, work.first_row + consumer * ROWS, 0]
-            tma.async_copy_global_to_shared(q_tiles, place, buffers.q_full.index(consumer), buffers.q.index(consumer))
+            copy_in(q_tiles, place, buffers.q_full.index(consumer), buffers.q.index(consumer))
         for back in range(work.end - work.begin):
             start = (work.end - 1 - back) * COLUMNS
             stage = step % STAGES
@@ -121,11 +122,11 @@ def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, g
             mbarrier.wait(buffers.k_empty.index(stage), phase)
             mbarrier.expect(k_full, k_tiles.block_type.nbytes)
             place = [work.batch, work.kv_head, start, 0]
-            tma.async_copy_global_to_shared(k_tiles, place, k_full, buffers.k.index(stage))
+            copy_in(k_tiles, place, k_full, buffers.k.index(stage))
             mbarrier.wait(buffers.v_empty.index(stage), phase)
             mbarrier.expect(v_full, v_tiles.block_type.nbytes)
             place = [work.batch, work.kv_head, 0, start]
-            tma.async_copy_global_to_shared(v_tiles, place, v_full, buffers.v.index(stage))
+            copy_in(v_tiles, place, v_full, buffers.v.index(stage))
             step += 1
         tile = claim_tile(counter, buffers, count)
         count += 1
@@ -311,7 +312,7 @@ def attend(
     if Q_IN_REGISTERS:
         q = q.load(gl.DotOperandLayout(0, S_LAYOUT, 4))
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
     stage = earlier % STAGES
     mbarrier.wait(buffers.k_full.index(stage), (earlier // STAGES) & 1)

@@ -10,6 +10,7 @@ import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from assay.flash.kernels.gluon_names import thread_barrier
 from assay.flash.kernels.hopper_tiles import Work
 
 FIELDS = gl.constexpr(6)  # of a `Work`
@@ -39,7 +40,7 @@ def tell_tile(tile, buffers, count):
     slot = count & 1
     mbarrier.wait(buffers.next_empty.index(slot), ((count >> 1) & 1) ^ 1)
     buffers.next.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
-    gl.thread_barrier()  # all threads write it, one tells the consumers
+    thread_barrier()  # all threads write it, one tells the consumers
     mbarrier.arrive(buffers.next_full.index(slot), count=1)
 
 
@@ -49,7 +50,7 @@ def next_tile(buffers, count):
     slot = count & 1
     mbarrier.wait(buffers.next_full.index(slot), (count >> 1) & 1)
     tile = gl.max(buffers.next.index(slot).load(SCALAR), 0)
-    gl.thread_barrier()  # one thread tells the producer, and all have read
+    thread_barrier()  # one thread tells the producer, and all have read
     mbarrier.arrive(buffers.next_empty.index(slot), count=1)
     return tile
 
@@ -66,7 +67,7 @@ def tell(note, full, empty, count, work, PACKED: gl.constexpr):
         put(note, slot * FIELDS + 3, work.before_q)
         put(note, slot * FIELDS + 4, work.len_q)
         put(note, slot * FIELDS + 5, work.len_k)
-    gl.thread_barrier()  # all threads write it, one tells the consumers
+    thread_barrier()  # all threads write it, one tells the consumers
     mbarrier.arrive(full.index(slot), count=1)
 
 
@@ -81,7 +82,7 @@ def hear(note, full, empty, count, span, PACKED: gl.constexpr):
     if PACKED:
         before_q = get(note, slot * FIELDS + 3)
         len_q, len_k = get(note, slot * FIELDS + 4), get(note, slot * FIELDS + 5)
-    gl.thread_barrier()  # one thread tells the producer, and all have read
+    thread_barrier()  # one thread tells the producer, and all have read
     mbarrier.arrive(empty.index(slot), count=1)
     return Work(first_row, head, sequence, before_q, len_q, len_k)
 

@@ -9,6 +9,7 @@ from triton._C.libtriton import ir
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from assay.flash.kernels.gluon_names import copy_out, thread_barrier
 from assay.flash.kernels.places import FIELDS
 
 ROWS = gl.constexpr(64)  # of a consumer: what one wgmma makes
@@ -110,7 +111,7 @@ def clean(tile, there):
         rows = 16 * i + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
         part.store(gl.where(gl.expand_dims(rows < there, 1), part.load(LAYOUT), 0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit
@@ -130,7 +131,7 @@ def write(
     if tiles is not None:
         if not PACKED or first + ROWS <= length:
             fence_async_shared()
-            tma.async_copy_shared_to_global(tiles, [batch, head, before + first, SKIPPED], buffer)
+            copy_out(tiles, [batch, head, before + first, SKIPPED], buffer)
         else:
             write_rows(out, strides, buffer.load(LAYOUT), batch, head, before, first, length, DIM, SKIPPED)
     else:

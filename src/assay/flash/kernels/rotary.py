@@ -148,4 +148,5 @@ def launch(
         interleaved,
         inverse,
         tl.float64 if x.dtype == torch.float64 else tl.float32,
+        enable_fp_fusion=True,
     )

@@ -1,0 +1,53 @@
+"""Where the Hopper kernels run: on that GPU, with a Triton that they are made for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+
+from assay.flash import gpu
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0) if index == 0 else (8, 0))
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    gpu.takes_hopper_kernels.cache_clear()
+    gpu._is_known_triton.cache_clear()
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0", "3.9.1+git1234"])
+def test_with_a_triton_that_they_are_made_for(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(triton, "__version__", version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gpu.takes_hopper_kernels(0)
+        assert not gpu.takes_hopper_kernels(1)
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0"])
+def test_with_another_triton(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(triton, "__version__", version)
+    with pytest.warns(RuntimeWarning, match=rf"Triton 3.6 to 3.9, this is {version}.*Install Triton 3.9"):
+        assert not gpu.takes_hopper_kernels(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough, and on other GPUs nothing is to be said
+        assert not gpu.takes_hopper_kernels(0)
+        assert not gpu.takes_hopper_kernels(1)
+
+
+def test_amds_gpus_tell_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not gpu.takes_hopper_kernels(0)
