@@ -6,7 +6,7 @@ USED   := $(VENV)/.used
 STAMP  := $(VENV)/.installed
 MODEL  := $(VENV)/.model
 
-# Tritons for whose other Gluon and assembler the Hopper kernels are compiled, beside the one in constraints.txt.
+# Beside the one in constraints.txt: each has another Gluon, launcher and assembler.
 TRITONS ?= 3.7.1 3.8.0 3.9.0
 
 .PHONY: report test tritons check lint types format docs bench clean help
@@ -51,11 +51,14 @@ test: $(STAMP) $(MODEL) lint types
 	@ASSAY_PRETRAINED=required $(BIN)/python -m pytest
 
 # Beside the environment, not in it: an older torch wants an older Triton.
-tritons: $(STAMP)
-	@for v in $(TRITONS); do echo "== Triton $$v"; \
-		test -e $(VENV)/triton-$$v/.all || $(install) --no-deps --target $(VENV)/triton-$$v triton==$$v && \
-		touch $(VENV)/triton-$$v/.all && PYTHONPATH=$(VENV)/triton-$$v $(BIN)/python -m pytest \
-		tests/flash/test_hopper_compiles.py tests/flash/test_interpreter.py tests/cases/test_triton_interpreter.py || exit 1; done
+$(VENV)/triton-%/.all: $(STAMP)
+	@echo "Installing Triton $* ..."
+	@$(install) --no-deps --target $(@D) triton==$*
+	@touch $@
+tritons: $(TRITONS:%=$(VENV)/triton-%/.all)
+	@for v in $(TRITONS); do echo "== Triton $$v"; PYTHONPATH=$(VENV)/triton-$$v $(BIN)/python -m pytest \
+		tests/flash/test_hopper_compiles.py tests/flash/test_launched_again.py tests/flash/test_interpreter.py \
+		tests/cases/test_triton_interpreter.py || exit 1; done
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

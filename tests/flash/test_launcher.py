@@ -76,6 +76,20 @@ def test_another_order_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.launcher_of(compiled(SIGNATURE, [ENCODING])) is None
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_one_launcher_for_all_kernels(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """From Triton 3.7 on: arguments come in a list, behind what they are; `test_launched_again` runs the real ones."""
+    monkeypatch.setattr(launcher, "_takes_all", lambda: known)
+    taken: list[Any] = []
+    monkeypatch.setattr(launcher, "BuiltinFunctionType", type(take := lambda *args: taken.append(args)))
+    found = launcher.launcher_of(compiled({}, [], launch=take, arg_annotations=["which"], kernel_signature=b"types"))
+    assert (found is not None) is known
+    if found is not None:
+        found.launch(1, 2, 3, 7, *found.rest, "q", 5)
+        numbers = (17, False, True, (4, 1, 1000), None, None, None, None, None)
+        assert taken == [(1, 2, 3, 7, *numbers, ["which"], b"types", ("q", 5))]
+
+
 def test_who_watches() -> None:
     def hook(*_: Any) -> None: ...
 

@@ -3,7 +3,7 @@
 That Python encodes every descriptor of the copy engine at every launch, and the launcher asks the driver about every
 tensor's address. Here a descriptor is encoded once for each address, and addresses are given as numbers, of which
 nothing is asked. What is reached for lies behind Triton's interface, so all of it is looked at first: where a Triton is
-not built as 3.6 is, there is no launcher, and its kernels are launched as ever.
+built neither as 3.6 is nor as 3.7 to 3.9 are, there is no launcher, and its kernels are launched as ever.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
+from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
@@ -21,9 +22,13 @@ from triton.compiler import CompiledKernel
 
 from assay.flash import descriptors
 
-_BASE = "iiiKKppOOOOOO"
-"""What the launcher takes before the kernel's arguments: grid, stream, function, two flags, scratch memory twice, the
-kernel's numbers, and what hooks are told."""
+_EACH = "iiiKKppOOOOOO"
+"""What a kernel's own launcher, in Triton 3.6, takes before the kernel's arguments: grid, stream, function, two flags,
+scratch memory twice, the kernel's numbers, and what hooks are told."""
+_ALL = "iiiKKpp(iii)OOOOOOy*O"
+"""What the launcher of all kernels, from 3.7 on, takes: grid, stream, function, two flags, the kernel's numbers, what
+hooks are told, scratch memory twice, which arguments there are, of which types, and they themselves in a list."""
+_GRID_AND_STREAM = 4
 _MOST = 1 << 16
 """Encoded descriptors that are kept, of some 400 bytes."""
 
@@ -41,18 +46,43 @@ class Launcher(NamedTuple):
 def launcher_of(kernel: CompiledKernel) -> Launcher | None:
     """None where there is none to be had, or where the kernel wants memory of its own."""
     try:
-        run, function, driver = kernel.run, kernel.function, _driver()
+        run = kernel.run
         launch, encodings = run.launch, list(kernel.metadata.tensordesc_meta or ())
         if not isinstance(launch, BuiltinFunctionType):  # the Python that encodes descriptors
             launch = inspect.getclosurevars(launch).nonlocals["launcher"]
-        wants = run.global_scratch_size or run.profile_scratch_size
-        known = isinstance(launch, BuiltinFunctionType) and _BASE == driver._BASE_ARGS_FORMAT
-        known = known and callable(driver.make_tensordesc_arg)
+        known = isinstance(launch, BuiltinFunctionType) and callable(_driver().make_tensordesc_arg)
+        wants = run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
         flags = run.launch_cooperative_grid, run.launch_pdl
-        rest = (function, *flags, None, None, kernel.packed_metadata, None, None, None)
+        no_hooks, no_memory = (None, None, None), (None, None)
+        if hasattr(run, "kernel_signature"):
+            rest: tuple[Any, ...] = (
+                *flags,
+                kernel.packed_metadata,
+                *no_hooks,
+                *no_memory,
+                run.arg_annotations,
+                run.kernel_signature,
+            )
+            known = known and _takes_all()
+            launch = partial(_in_a_list, launch, _GRID_AND_STREAM + 1 + len(rest))
+        else:
+            rest = (*flags, *no_memory, kernel.packed_metadata, *no_hooks)
+            known = known and _driver()._BASE_ARGS_FORMAT == _EACH
+        found = Launcher(launch, (kernel.function, *rest), encodings)
     except (AttributeError, ImportError, KeyError, TypeError):
         return None
-    return Launcher(launch, rest, encodings) if known and not wants else None
+    return found if known and not wants else None
+
+
+def _in_a_list(launch: Callable[..., None], first: int, *taken: Any) -> None:
+    launch(*taken[:first], taken[first:])
+
+
+@cache
+def _takes_all() -> bool:
+    """Whether the launcher of all kernels is the one that we know: Python is not told what it takes."""
+    source = Path(_driver().__file__).with_name("driver.c")
+    return source.is_file() and f'"{_ALL}"' in source.read_text()
 
 
 def is_watched() -> bool:
@@ -64,7 +94,7 @@ def is_watched() -> bool:
 def taken(descriptor: Any, encoding: dict[str, Any] | None) -> tuple[Callable[[int], Any], list[Any]]:
     """For a descriptor like this of what is at an address: what the launcher takes, and what follows in any case."""
     if encoding is None:
-        return _as_it_is, _driver().make_tensordesc_arg(descriptor, None)[1:]
+        return _as_it_is, _parts(descriptor, None)[1:]
     like = _Like(descriptors.bare(descriptor), encoding)
     return partial(_encoded, like), [*descriptor.shape, *descriptor.strides]
 
@@ -84,7 +114,14 @@ def _encoded(like: _Like, address: int) -> Any:
 
 def encode(descriptor: Any, encoding: dict[str, Any]) -> Any:
     """As Triton does."""
-    return _driver().make_tensordesc_arg(descriptor, encoding)[0]
+    return _parts(descriptor, encoding)[0]
+
+
+def _parts(descriptor: Any, encoding: dict[str, Any] | None) -> list[Any]:
+    """What a launcher takes for a descriptor; from 3.8 on Triton gives what does that a third argument, for AMD's."""
+    make = _driver().make_tensordesc_arg
+    third = (None,) if len(inspect.signature(make).parameters) > 2 else ()
+    return list(make(descriptor, encoding, *third))
 
 
 def _as_it_is(address: int) -> int:
