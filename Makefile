@@ -8,6 +8,8 @@ MODEL  := $(VENV)/.model
 
 # Beside the one in constraints.txt: each has another Gluon, launcher and assembler.
 TRITONS ?= 3.7.1 3.8.0 3.9.0
+OF_TRITON := $(addprefix tests/,$(addsuffix .py,flash/test_hopper_compiles flash/test_portable_compiles \
+	flash/test_launched_again flash/test_interpreter cases/test_triton_interpreter))
 
 .PHONY: report test tritons check lint types format docs bench clean help
 help:
@@ -56,9 +58,8 @@ $(VENV)/triton-%/.all: $(STAMP)
 	@$(install) --no-deps --target $(@D) triton==$*
 	@touch $@
 tritons: $(TRITONS:%=$(VENV)/triton-%/.all)
-	@for v in $(TRITONS); do echo "== Triton $$v"; PYTHONPATH=$(VENV)/triton-$$v $(BIN)/python -m pytest \
-		tests/flash/test_hopper_compiles.py tests/flash/test_launched_again.py tests/flash/test_interpreter.py \
-		tests/cases/test_triton_interpreter.py || exit 1; done
+	@for v in $(TRITONS); do echo "== Triton $$v"; \
+		PYTHONPATH=$(VENV)/triton-$$v $(BIN)/python -m pytest $(OF_TRITON) || exit 1; done
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

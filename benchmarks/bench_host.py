@@ -1,8 +1,8 @@
-"""What a call costs the host, kernels left out: past torch's dispatcher and through it, in turn, on any machine.
+"""What a call costs the host, kernels left out: past torch's dispatcher and through it; launched again and by Triton.
 
-Calls on CPU tensors go where those on an H200's would, and are launched by a launcher that does nothing. What CUDA's
-allocator, its driver and autograd's thread for a GPU take is not in it: `bench_flash.py eager` has that.
-Exits with 1 if the way past the dispatcher is not the shorter one.
+On a machine without a GPU: calls on CPU tensors go where those on an H200's would, and are launched by a launcher, or
+by Triton's on a driver, that does nothing. What CUDA's allocator, its driver and autograd's thread for a GPU take is
+not in it: `bench_flash.py eager` has that. Exits with 1 where the shorter way takes longer.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+import triton
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from assay.bench.timing import in_turn
 from assay.flash import launch, launcher, library, ops, replay
-from tests.flash import fake_launches
+from tests.flash import driver_without_gpu, fake_launches
 
 CALLS, ROUNDS = 300, 15
 Work = Callable[[], object]
@@ -51,20 +54,33 @@ def works() -> dict[str, Work]:
     }
 
 
-def microseconds(work: Work, patch: pytest.MonkeyPatch) -> tuple[float, float]:
-    """Of a call, past the dispatcher and through it: medians of readings in turn."""
-    ways = library.is_passed_on, lambda _: False
+def in_turns(work: Work, take: Callable[[Any], None], ways: tuple[Any, Any]) -> tuple[float, float]:
+    """Microseconds of a call, one way and the other: medians of readings in turn."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(ROUNDS + 1):
         for way in in_turn(len(ways), turn):
-            patch.setattr(library, "is_passed_on", ways[way])
+            take(ways[way])
             start = time.perf_counter()
             for _ in range(CALLS):
                 work()
             if turn:
                 times[way].append((time.perf_counter() - start) / CALLS * 1e6)
-    patch.setattr(library, "is_passed_on", ways[0])
+    take(ways[0])
     return statistics.median(times[0]), statistics.median(times[1])
+
+
+def launching(patch: pytest.MonkeyPatch) -> bool:
+    """Prints what launching alone takes, from what was kept and by Triton; whether the first takes less."""
+    with TemporaryDirectory() as folder:
+        driver_without_gpu.silent(patch, Path(folder), 90)
+        ways = replay.can, lambda x: False
+        good = True
+        print(f"Triton {triton.__version__}; us a call to launch its kernels: again, by Triton, ratio")
+        for name, work, _ in driver_without_gpu.calls():
+            again, by_triton = in_turns(work, partial(patch.setattr, replay, "can"), ways)
+            good &= again < by_triton
+            print(f"{name:21}: {again:6.1f}, {by_triton:6.1f}, {again / by_triton:.2f}", flush=True)
+    return good
 
 
 def main() -> None:
@@ -77,9 +93,12 @@ def main() -> None:
         patch.setattr(launcher, "encode", lambda descriptor, encoding: None)
         patch.setattr(replay, "_made", lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device=device))
         for name, work in works().items():
-            past, through = microseconds(work, patch)
+            ways = library.is_passed_on, lambda _: False
+            past, through = in_turns(work, partial(patch.setattr, library, "is_passed_on"), ways)
             good &= past < through
             print(f"{name:21}: {past:6.1f}, {through:6.1f}, {past / through:.2f}", flush=True)
+    with pytest.MonkeyPatch.context() as patch:
+        good &= launching(patch)
     sys.exit(0 if good else 1)
 
 

@@ -1,4 +1,4 @@
-/* As much of libcuda as Triton's launchers call. No GPU: every kernel that is launched is handed to `launched`. */
+/* As much of libcuda as Triton's launchers call. No GPU: who gave `launched` a function is told of every kernel. */
 #include <stdint.h>
 #include <string.h>
 
@@ -76,6 +76,6 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
   uint32_t grid[] = {config->gridDimX, config->gridDimY, config->gridDimZ,
                      config->blockDimX, config->blockDimY, config->blockDimZ, config->sharedMemBytes};
-  on_launch((uint64_t)function, grid, (uint64_t)config->hStream, parameters);
+  if (on_launch) on_launch((uint64_t)function, grid, (uint64_t)config->hStream, parameters);
   return CUDA_SUCCESS;
 }

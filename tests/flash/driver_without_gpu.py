@@ -1,6 +1,7 @@
 """Triton's own launchers, without a GPU: what reaches the driver from a call, and from the same one launched again.
 
-`python -m tests.flash.driver_without_gpu FOLDER` is a process of its own: its libcuda (`driver_without_gpu.c`) stays.
+`python -m tests.flash.driver_without_gpu FOLDER 90` is a process of its own, since its libcuda (`driver_without_gpu.c`)
+stays. 80 instead: as on an A100, by the portable kernels.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ def parameters_of(ptx: str) -> list[tuple[int, bool]]:
 class Driver:
     """Triton's for CUDA, but for what it asks torch."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture: int) -> None:
         from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
-        self.utils, self.launcher_cls = CudaUtils(), CudaLauncher
+        self.utils, self.launcher_cls, self.architecture = CudaUtils(), CudaLauncher, architecture
 
     def get_current_device(self) -> int:
         return 0
@@ -95,7 +96,7 @@ class Driver:
         return STREAM
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.architecture, 32)
 
 
 def library(folder: Path) -> ctypes.CDLL:
@@ -107,14 +108,26 @@ def library(folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)
 
 
-def launches(patch: pytest.MonkeyPatch, folder: Path) -> Launches:
-    """Calls on CPU tensors go where those on an H200's would, and on to the driver in place of the GPU's."""
-    found, cuda = Launches(), library(folder)
-    cuda.launched(found.callback)
+def silent(patch: pytest.MonkeyPatch, folder: Path, architecture: int) -> ctypes.CDLL:
+    """Calls on CPU tensors go where those on such a GPU's would, and on to a driver that does nothing."""
+    cuda = library(folder)
     patch.setattr(knobs.nvidia, "libcuda_path", str(folder))
-    patch.setattr(driver, "_active", Driver())
+    patch.setattr(driver, "_active", Driver(architecture))
+    patch.setattr(hopper, "can", lambda call: architecture == 90)
+    patch.setattr(gpu, "processors", lambda index: 132)
+    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for module in (hopper, hopper_forward, replay):
+        patch.setattr(module, "counter", lambda device: COUNTER)
+    patch.setattr(replay, "can", lambda x: True)
+    patch.setattr(replay, "_stream", lambda device: STREAM)
+    return cuda
+
+
+def launches(patch: pytest.MonkeyPatch, folder: Path, architecture: int) -> Launches:
+    """The same with a driver that notes what it is told."""
+    found, held = Launches(), []
+    silent(patch, folder, architecture).launched(found.callback)
     loading, making = CompiledKernel._init_handles, replay._made
-    held = []
 
     def load(self: CompiledKernel) -> None:
         loading(self)
@@ -125,13 +138,6 @@ def launches(patch: pytest.MonkeyPatch, folder: Path) -> Launches:
         return held[-1]
 
     patch.setattr(CompiledKernel, "_init_handles", load)
-    patch.setattr(hopper, "can", lambda call: max(call.q.shape[3], call.v.shape[3]) in hopper.DIMS)
-    patch.setattr(gpu, "processors", lambda index: 132)
-    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for module in (hopper, hopper_forward, replay):
-        patch.setattr(module, "counter", lambda device: COUNTER)
-    patch.setattr(replay, "can", lambda x: True)
-    patch.setattr(replay, "_stream", lambda device: STREAM)
     patch.setattr(replay, "_made", make)
     return found
 
@@ -178,13 +184,13 @@ def backward(call: Call, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tenso
     return launch.backward(replace(call), out, lse, dout, None, False)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, architecture: int) -> None:
     """Prints what came of it, as JSON."""
     with pytest.MonkeyPatch.context() as patch:
-        found = launches(patch, folder)
+        found = launches(patch, folder, architecture)
         told = {name: compare(found, work, *given) for name, work, given in calls()}
     print(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

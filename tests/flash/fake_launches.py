@@ -62,6 +62,7 @@ class Compiled(CompiledKernel):  # type: ignore[misc]
         self, kernel: Any, specialization: Any, options: dict[str, Any], given: list[Any], asked: Asked
     ) -> None:
         self.kernel, self.specialization, self.options, self.asked = kernel, specialization, options, asked
+        self.module = None  # nothing to unload
         self.dtypes = [dtypes_of(x) for x in given]
 
     def launcher(self) -> launcher.Launcher:
