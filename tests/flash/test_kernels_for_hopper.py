@@ -24,7 +24,7 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    gpu.takes_hopper_kernels.cache_clear()
+    gpu._is_hopper.cache_clear()
     gpu._is_known_triton.cache_clear()
 
 
@@ -46,6 +46,16 @@ def test_with_another_triton(monkeypatch: pytest.MonkeyPatch, version: str) -> N
         warnings.simplefilter("error")  # once is enough, and on other GPUs nothing is to be said
         assert not gpu.takes_hopper_kernels(0)
         assert not gpu.takes_hopper_kernels(1)
+
+
+def test_in_compiled_code() -> None:
+    """torch warns of a cache that it looks into."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if gpu.takes_hopper_kernels(0) else x
+
+    compiled = torch.compile(doubled, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(1)).tolist() == [2]
 
 
 def test_amds_gpus_tell_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:

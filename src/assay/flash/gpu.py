@@ -18,11 +18,16 @@ def processors(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-@cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def takes_hopper_kernels(index: int) -> bool:
-    """Whether it is NVIDIA's Hopper (AMD's tell the same number), with a Triton that our kernels are made for."""
-    hopper = torch.version.hip is None and torch.cuda.get_device_capability(index)[0] == 9
-    return hopper and _is_known_triton()
+    """Whether it is NVIDIA's Hopper, with a Triton that our kernels are made for. Compilers do not look inside."""
+    return _is_hopper(index) and _is_known_triton()
+
+
+@cache
+def _is_hopper(index: int) -> bool:
+    """AMD's tell the same number."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(index)[0] == 9
 
 
 @cache
