@@ -7,9 +7,9 @@ STAMP  := $(VENV)/.installed
 MODEL  := $(VENV)/.model
 
 # Beside the one in constraints.txt: each has another Gluon, launcher and assembler.
-TRITONS ?= 3.7.1 3.8.0 3.9.0
+TRITONS ?= 3.6.0 3.8.0 3.9.0
 OF_TRITON := $(addprefix tests/,$(addsuffix .py,flash/test_hopper_compiles flash/test_portable_compiles \
-	flash/test_launched_again flash/test_interpreter cases/test_triton_interpreter))
+	flash/test_launcher flash/test_replay flash/test_launched_again flash/test_interpreter cases/test_triton_interpreter))
 
 .PHONY: report test tritons check lint types format docs bench clean help
 help:
