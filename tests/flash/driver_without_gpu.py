@@ -7,6 +7,7 @@ stays. 80 instead: as on an A100, by the portable kernels.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -46,7 +48,8 @@ class Launches:
     tensors, or those in which they came."""
 
     def __init__(self) -> None:
-        self.kernels: dict[int, CompiledKernel] = {}
+        self.kernels: WeakValueDictionary[int, CompiledKernel] = WeakValueDictionary()
+        self.used: list[Any] = []
         self.known: list[int] = []
         self.found: Found = []
         self.callback = _CALLBACK(self._add)
@@ -56,6 +59,12 @@ class Launches:
         self.known, self.found = [x.data_ptr() for x in (COUNTER, *given) if x is not None], []
         work()
         return self.found
+
+    def forget_kernels(self) -> None:
+        """Triton's own references to what it compiled."""
+        for kernel in self.used:
+            kernel.device_caches.clear()
+        gc.collect()
 
     def _add(self, function: int, grid: Any, stream: int, parameters: Any) -> None:
         kernel = self.kernels[function]
@@ -127,17 +136,22 @@ def launches(patch: pytest.MonkeyPatch, folder: Path, architecture: int) -> Laun
     """The same with a driver that notes what it is told."""
     found, held = Launches(), []
     silent(patch, folder, architecture).launched(found.callback)
-    loading, making = CompiledKernel._init_handles, replay._made
+    loading, launching, making = CompiledKernel._init_handles, replay.launch, replay._made
 
     def load(self: CompiledKernel) -> None:
         loading(self)
         found.kernels[self.function] = self
+
+    def launch(kernel: Any, *args: Any, **named: Any) -> None:
+        found.used.append(kernel)
+        launching(kernel, *args, **named)
 
     def make(*of: Any) -> torch.Tensor:
         held.append(making(*of))
         return held[-1]
 
     patch.setattr(CompiledKernel, "_init_handles", load)
+    patch.setattr(replay, "launch", launch)
     patch.setattr(replay, "_made", make)
     return found
 
@@ -153,7 +167,9 @@ def compare(found: Launches, work: Callable[[], Any], *given: torch.Tensor | Non
     launching = replay._launch_again
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "_launch_again", launch_again)
-        by_triton, kept, last = (found.of(lambda: held.append(work()), *given) for _ in range(3))
+        by_triton, kept = (found.of(lambda: held.append(work()), *given) for _ in range(2))
+        found.forget_kernels()
+        last = found.of(lambda: held.append(work()), *given)
     return {
         "launched": [name for name, *_ in by_triton],
         "again": len(again),

@@ -36,6 +36,8 @@ class _Launch(NamedTuple):
     arguments: list[Any]
     """With None in place of what moves."""
     moving: list[tuple[int, _Mover]]
+    kernel: CompiledKernel
+    """Held: from 3.8 on Triton takes it off the GPU when nobody does."""
 
 
 class _Kept(NamedTuple):
@@ -80,7 +82,7 @@ class _Recording:
                     moving.append((place, mover))
         except _UnknownError:
             self.complete = False
-        self.kept.launches.append(_Launch(found.launch, arguments, moving))
+        self.kept.launches.append(_Launch(found.launch, arguments, moving, compiled))
 
     def _mover(self, value: Any) -> _Mover | None:
         """None for what is the same in every call of this kind."""
@@ -211,7 +213,7 @@ def _launch_again(kept: _Kept, device: torch.device, addresses: Addresses) -> No
     held += [_made(shape, dtype, device) for shape, dtype in kept.rooms]
     addresses += [None if x is None else x.data_ptr() for x in held]
     stream = _stream(device)
-    for launch, arguments, moving in kept.launches:
+    for launch, arguments, moving, _ in kept.launches:
         arguments = arguments.copy()
         arguments[_STREAM] = stream
         for place, mover in moving:
