@@ -57,6 +57,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_record, "matmul", lambda: (lambda: None, 1.0))
     monkeypatch.setattr(bench_record, "compile_first", lambda wanted, jobs, flex: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
 
 
 def case_of(kind: str, parts: tuple[Part, ...] = BOTH, **rest: object) -> Case:

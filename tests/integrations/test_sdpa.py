@@ -118,7 +118,7 @@ def test_another_thread_keeps_torchs(ours: list[torch.Size]) -> None:
     assert ours == [q.shape]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torchscript_keeps_torchs(ours: list[torch.Size]) -> None:
     q = normal(1, 1, 4, 8)
     scripted = torch.jit.script(causal)

@@ -10,6 +10,7 @@ import torch
 FIRST_TRITON, LAST_TRITON = (3, 6), (3, 9)
 """Between these the Hopper kernels compile, and the tests have read their machine code. Gluon, which they are written
 in, changes with every version of Triton."""
+_HOPPERS: dict[int, bool] = {}
 
 
 @cache
@@ -18,23 +19,19 @@ def processors(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def takes_hopper_kernels(index: int) -> bool:
-    """Whether it is NVIDIA's Hopper, with a Triton that our kernels are made for. Compilers do not look inside."""
-    return _is_hopper(index) and _is_known_triton()
+    """Whether it is NVIDIA's Hopper (AMD's tell the same number), with a Triton that our kernels are made for."""
+    if index not in _HOPPERS:  # not `cache`, of which torch.compile warns
+        hopper = torch.version.hip is None and torch.cuda.get_device_capability(index)[0] == 9
+        _HOPPERS[index] = hopper and _is_known_triton()
+    return _HOPPERS[index]
 
 
-@cache
-def _is_hopper(index: int) -> bool:
-    """AMD's tell the same number."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(index)[0] == 9
-
-
-@cache
 def _is_known_triton() -> bool:
     import triton
 
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    major, minor = triton.__version__.split(".")[:2]
+    version = int(major), int(minor)
     known = FIRST_TRITON <= version <= LAST_TRITON
     if not known:
         first, last = (".".join(map(str, each)) for each in (FIRST_TRITON, LAST_TRITON))
