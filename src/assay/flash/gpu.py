@@ -21,24 +21,30 @@ def processors(index: int) -> int:
 
 def takes_hopper_kernels(index: int) -> bool:
     """Whether it is NVIDIA's Hopper (AMD's tell the same number), with a Triton that our kernels are made for."""
-    if index not in _HOPPERS:  # not `cache`, of which torch.compile warns
-        hopper = torch.version.hip is None and torch.cuda.get_device_capability(index)[0] == 9
-        _HOPPERS[index] = hopper and _is_known_triton()
+    if index in _HOPPERS:  # not `cache`, of which torch.compile warns
+        return _HOPPERS[index]
+    hopper = torch.version.hip is None and torch.cuda.get_device_capability(index)[0] == 9
+    if torch.compiler.is_compiling():  # where nothing can be said
+        return hopper and FIRST_TRITON <= _triton() <= LAST_TRITON
+    _HOPPERS[index] = hopper and _is_known_triton()
     return _HOPPERS[index]
 
 
-def _is_known_triton() -> bool:
+def _triton() -> tuple[int, int]:
     import triton
 
     major, minor = triton.__version__.split(".")[:2]
-    version = int(major), int(minor)
-    known = FIRST_TRITON <= version <= LAST_TRITON
+    return int(major), int(minor)
+
+
+def _is_known_triton() -> bool:
+    known = FIRST_TRITON <= _triton() <= LAST_TRITON
     if not known:
-        first, last = (".".join(map(str, each)) for each in (FIRST_TRITON, LAST_TRITON))
+        first, last, this = (".".join(map(str, each)) for each in (FIRST_TRITON, LAST_TRITON, _triton()))
         warnings.warn(
-            f"assay's kernels for Hopper are made for Triton {first} to {last}, this is {triton.__version__}: the "
-            f"portable ones are used, as accurate but slower. Install Triton {last} or a newer assay.",
+            f"assay's kernels for Hopper are made for Triton {first} to {last}, this is {this}: the portable ones are "
+            f"used, as accurate but slower. Install Triton {last} or a newer assay.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return known
