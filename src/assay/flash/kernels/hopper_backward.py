@@ -69,37 +69,6 @@ def is_masked(block, work):
 
 
 @gluon.jit
-def masked_tile(p, first_row, first_key, shift, work, span):
-    """0 where a key (down) is not seen by a row (across).
-
-    Rows are counted by eights, lanes and pairs: eights and pairs are constants of a thread's registers.
-    """
-    LAYOUT: gl.constexpr = p.type.layout
-    parts = gl.reshape(p, [ROWS, ROWS // 8, 4, 2])
-    L: gl.constexpr = parts.type.layout
-    key = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L))))
-    key = gl.expand_dims(gl.expand_dims(gl.expand_dims(key, 1), 2), 3)
-    eight = 8 * gl.arange(0, ROWS // 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
-    eight = gl.expand_dims(gl.expand_dims(gl.expand_dims(eight, 0), 2), 3)
-    lane = 2 * gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
-    lane = gl.expand_dims(gl.expand_dims(gl.expand_dims(lane, 0), 1), 3)
-    pair = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))
-    pair = gl.expand_dims(gl.expand_dims(gl.expand_dims(pair, 0), 1), 2)
-    after = work.len_q - first_row
-    if span.left is not None:
-        end = gl.minimum(key - (shift - span.left) + 1 - first_row, after)
-    else:
-        end = gl.zeros_like(key) + after
-    end = gl.where(key < work.len_k, end, 0) - lane
-    place = eight + pair
-    seen = place < end
-    if span.right is not None:
-        seen &= place >= key - (shift + span.right) - first_row - lane
-    parts = gl.where(seen, parts, 0.0)
-    return gl.convert_layout(gl.reshape(parts, [ROWS, ROWS]), LAYOUT)
-
-
-@gluon.jit
 def probabilities(s, lse, first_row, first_key, masked, slope, work, span, scores, LEANING: gl.constexpr):
     """P of a tile of S, and what dS is of dP − delta: P again, with a softcap times its slant, 1 − tanh².
 
@@ -124,7 +93,13 @@ def probabilities(s, lse, first_row, first_key, masked, slope, work, span, score
         s -= slope * gl.abs(gl.expand_dims(position, 0) - gl.expand_dims(keys.to(gl.float32), 1))
     p = gl.exp2(s - gl.expand_dims(lse, 0))
     if masked:
-        p = masked_tile(p, first_row, first_key, shift, work, span)
+        rows, upright = gl.expand_dims(first_row + row, 0), gl.expand_dims(keys, 1)
+        seen = (upright < work.len_k) & (rows < work.len_q)
+        if span.right is not None:
+            seen &= upright <= rows + (shift + span.right)
+        if span.left is not None:
+            seen &= upright >= rows + (shift - span.left)
+        p = gl.where(seen, p, 0.0)
     slanted = p
     if scores.cap is not None:
         slanted = p * (1.0 - bent * bent)
