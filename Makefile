@@ -53,7 +53,7 @@ test: $(STAMP) $(MODEL) lint types
 	@ASSAY_PRETRAINED=required $(BIN)/python -m pytest
 
 # Beside the environment, not in it: an older torch wants an older Triton.
-$(VENV)/triton-%/.all: $(STAMP)
+$(VENV)/triton-%/.all: | $(STAMP)
 	@echo "Installing Triton $* ..."
 	@$(install) --no-deps --target $(@D) triton==$*
 	@touch $@

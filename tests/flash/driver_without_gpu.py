@@ -49,6 +49,7 @@ class Launches:
 
     def __init__(self) -> None:
         self.kernels: WeakValueDictionary[int, CompiledKernel] = WeakValueDictionary()
+        self.kinds: dict[int, list[tuple[int, bool]]] = {}
         self.used: list[Any] = []
         self.known: list[int] = []
         self.found: Found = []
@@ -67,8 +68,7 @@ class Launches:
         gc.collect()
 
     def _add(self, function: int, grid: Any, stream: int, parameters: Any) -> None:
-        kernel = self.kernels[function]
-        kinds = parameters_of(kernel.asm["ptx"])
+        kernel, kinds = self.kernels[function], self.kinds[function]
         read = [self._value(ctypes.string_at(parameters[i], size), pointer) for i, (size, pointer) in enumerate(kinds)]
         self.found.append((kernel.name, function, tuple(grid[:7]), stream, tuple(read)))
 
@@ -87,7 +87,9 @@ class Launches:
 def parameters_of(ptx: str) -> list[tuple[int, bool]]:
     """Of a kernel's parameters: bytes, and whether it is an address."""
     (entry,) = re.findall(r"\.entry \w+\((.*?)\)", ptx, re.DOTALL)
-    return [(int(many or int(bits) // 8), bool(pointer)) for bits, pointer, many in _PARAMETER.findall(entry)]
+    found = _PARAMETER.findall(entry)
+    assert len(found) == entry.count(".param") > 0, entry
+    return [(int(many or int(bits) // 8), bool(pointer)) for bits, pointer, many in found]
 
 
 class Driver:
@@ -140,7 +142,7 @@ def launches(patch: pytest.MonkeyPatch, folder: Path, architecture: int) -> Laun
 
     def load(self: CompiledKernel) -> None:
         loading(self)
-        found.kernels[self.function] = self
+        found.kernels[self.function], found.kinds[self.function] = self, parameters_of(self.asm["ptx"])
 
     def launch(kernel: Any, *args: Any, **named: Any) -> None:
         found.used.append(kernel)

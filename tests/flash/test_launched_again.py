@@ -28,5 +28,6 @@ def test_the_same_bytes(tmp_path: Path, architecture: int) -> None:
     told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert told.keys() == {*MASKED, "decoding", "decoding, paged"}
     for name, each in told.items():
+        assert each["launched"], name
         assert any("hopper" in kernel for kernel in each["launched"]) == (architecture == 90 and name in MASKED), name
         assert each == {**each, "again": 1, "kept": True, "same": True}, name
