@@ -14,6 +14,7 @@ E4M3. Smaller numbers than the least normal one have the absolute error `least` 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,9 +34,12 @@ from tests.flash.emulated_calls import (
     random_tensor,
     spoil,
 )
-from tests.flash.reference import reference_attention
+from tests.flash.reference import LINE, reference_attention
 from tests.gluon.errors import options, stats
 
+CORNERS = ("blocks", "small", "zeros", "sizes", "below", "far")
+"""Of calls in FP8: V's blocks each of its size; all P to be seen, some so small as E4M3's smallest; rows of Q that are
+0; K's blocks each of its size; scores that are far below 0; scores of tens of thousands."""
 Case = tuple[str, Callable[[], None]]
 """What it is, and a function that raises AssertionError where it is wrong."""
 FORWARD_DIMS = [
@@ -263,8 +267,12 @@ def gradient_bounds(
     return dq, of_heads(dk), of_heads(dv)
 
 
-def fp8(rng: Random, root: str) -> Case:
-    """P is E4M3 of at most 2⁸, least spacing 2⁻⁹, in units of the largest scale of V."""
+def fp8_corners(rng: Random, root: str) -> Case:
+    return fp8(rng, root, CORNERS[rng.integers(len(CORNERS))])
+
+
+def fp8(rng: Random, root: str, corner: str = "") -> Case:
+    """P is the bits of its logarithm (see `LINE`), in E4M3 of at most 2⁸, least spacing 2⁻⁹; scores are FP16."""
     loader = loader_of(root, int(rng.integers(1, 4)))
     launch, quantisation, call_type = (loader.load(f"assay.flash.{x}") for x in ("fp8_launch", "fp8", "call"))
     dim, most = int(rng.choice([64, 128, 256, 100])), 400
@@ -273,31 +281,40 @@ def fp8(rng: Random, root: str) -> Case:
     keys = queries if rng.random() < 0.5 else random_length(rng, most)
     dtype = (torch.bfloat16, torch.float16)[rng.integers(2)]
     kind = ("full", "causal", "window", "left")[rng.integers(4)]
+    if corner:
+        dim, keys = 128, 128 if corner == "small" else most
+        kind = "causal" if corner in ("zeros", "below", "far") else "full"
+        queries = 300 if corner == "below" else queries
     call = call_type.Call(
         q=random_tensor(rng, batch, kv_heads * group, queries, dim, dtype),
         k=random_tensor(rng, batch, kv_heads, keys, dim, dtype),
-        v=random_tensor(rng, batch, kv_heads, keys, dim, dtype),
-        scale=float(dim**-0.5 * rng.choice([1, 1, -1, 2])),
+        v=values_of(rng, random_tensor(rng, batch, kv_heads, keys, dim, dtype), corner),
+        scale=float(dim**-0.5 * {"small": 4, "below": 4, "far": 4000}.get(corner, rng.choice([1, 1, -1, 2]))),
         left=int(rng.choice([0, 50, 128, 200])) if kind in ("window", "left") else None,
         right=0 if kind == "causal" else int(rng.choice([0, 1, 30])) if kind == "window" else None,
-        softcap=30.0 if rng.random() < 0.2 else None,
+        softcap=30.0 if rng.random() < 0.2 and not corner else None,
         sinks=torch.randn(kv_heads * group) if rng.random() < 0.25 else None,
     )
+    make_unusual(call, corner, rng)
     how = quantisation.FP8(
         two_level=bool(rng.random() < 0.5),
-        rotate=bool(rng.random() < 0.3),
-        scaling=str(rng.choice(["block", "head", "tensor"])),
-        format=str(rng.choice(["e4m3", "e4m3", "e5m2"])),
+        rotate=bool(rng.random() < 0.3) and corner not in ("small", "far"),
+        scaling="block" if corner else str(rng.choice(["block", "head", "tensor"])),
+        format="e4m3" if corner else str(rng.choice(["e4m3", "e4m3", "e5m2"])),
     )
     bits = 3 if how.format == "e4m3" else 2
 
     def quantized(x: torch.Tensor, rotate: bool) -> Any:
         """In plain torch. Rotated by the kernel: a sum in another order may round to another 8-bit number."""
-        return launch.quantize(x, how, True) if rotate else quantisation._quantize_plainly(x, how, False)
+        rows = x is not call.v
+        return launch.quantize(x, how, True, rows) if rotate else quantisation._quantize_plainly(x, how, False, rows)
 
     def check() -> None:
         for x in (call.q, call.k) if how.rotate else ():
-            got, plain = quantized(x, True).dequantized(), quantisation._quantize_plainly(x, how, True).dequantized()
+            got, plain = (
+                quantized(x, True).dequantized(),
+                quantisation._quantize_plainly(x, how, True, True).dequantized(),
+            )
             close("rotated", got, plain, plain.abs() / 2**bits + 2.0**-9 * plain.abs().max())  # to the next number
         asked = call.q, call.k, call.v, call.sinks, call.scale, call.left, call.right, call.softcap
         out, lse = launch.forward(*asked, how)
@@ -306,14 +323,56 @@ def fp8(rng: Random, root: str) -> Case:
         v = values.dequantized().double()[..., :dim]
         want, want_lse = truth(call, q, k, v)
         spread = truth(call, q, k, v.abs())[0]
-        error, u = score_error(call, q, k), ROUNDING[dtype]
-        relative = (1 + u) * (2.0**-4 + 2 * error + 2 * (keys + 8) * FP32)
-        least = 2.0 ** -(8 + 9 + 1) * values.scales.amax(2)[..., None, None].double()
-        lost = by_query_head(least * values.values.double().abs().sum(2, keepdim=True)[..., :dim], q)
-        close("out", out, want, relative * spread + u * want.abs() + (1 + u) * lost + LEAST[dtype])
-        close("lse", lse, want_lse, error + (keys + 8) * FP32 + 2 * FP32 * want_lse.abs())
+        lengths = float(q.norm(dim=3).max() * k.norm(dim=3).max()) * abs(float(call.scale))
+        sums = 0 if corner == "small" else dim / 32 + 2  # of 32 products in FP16, and the cap
+        half = (sums + 3) * 2.0**-11 * max(lengths, call.softcap or 0)  # the slope, and a difference of two
+        if corner == "far":  # whole numbers; two that differ, differ by more than P can or by next to nothing
+            half = 2.0**-11
+        error, u = score_error(call, q, k) + half, ROUNDING[dtype]
+        exact, single = 2 * error + 2 * (keys + 8) * FP32, 8 * FP32
+        low, high = LINE[0] * math.exp(-exact), LINE[1] * math.exp(exact)
+        largest = want.amax(3, keepdim=True) if corner == "small" else torch.ones(())  # of the probabilities, at most
+        little = 1.25 * 2.0**-17 / low * largest  # for each key
+        lost = little * (by_query_head(v.abs().sum(2, keepdim=True), q) + keys * spread)
+        close("out", out, want, (1 + u) * ((high / low - 1 + single) * spread + lost) + u * want.abs() + LEAST[dtype])
+        close("lse", lse, want_lse, error - math.log(low) + 1.25 * 2.0**-17 * keys + 2 * FP32 * want_lse.abs())
+        if corner in ("small", "zeros", "sizes", "far"):  # many scores are alike, modulo a step of P
+            return
+        seen = want_lse > -math.inf
+        mean = float((lse.double() - want_lse)[seen].mean()) if seen.any() else 0.0
+        slope = 2.0**-11 * float(want_lse[seen].abs().max()) if seen.any() else 0.0  # which is an FP16 number
+        most = 0.004 + slope + 0.2 / max(1, int(seen.sum())) ** 0.5
+        assert abs(mean) <= most, f"the lse is {mean} too large in the mean"
 
     return f"{described(call)}, {how}", check
+
+
+def make_unusual(call: Any, corner: str, rng: Random) -> None:
+    if corner in ("small", "far"):  # sums of ±1, which are exact in FP16
+        call.q.sign_()
+        call.k.sign_()
+        if corner == "far":
+            call.k.mul_(torch.where(sizes_of_blocks(rng, call.k) < 1, 2.0**-20, 1.0))
+    elif corner == "zeros":
+        call.q[:, :, :128] = 0
+    elif corner == "sizes":
+        call.k.mul_(sizes_of_blocks(rng, call.k) / 64)
+    elif corner == "below":  # and of the first keys that they go over some rows see none
+        call.q.abs_().add_(1)
+        call.k.abs_().add_(1).neg_()
+
+
+def values_of(rng: Random, v: torch.Tensor, corner: str) -> torch.Tensor:
+    """Of V's blocks one larger than the other; or what tells every probability."""
+    keys, dim = v.shape[2:]
+    if corner == "small":
+        return torch.eye(keys, dim, dtype=v.dtype).expand_as(v).contiguous()
+    return v * sizes_of_blocks(rng, v)
+
+
+def sizes_of_blocks(rng: Random, x: torch.Tensor) -> torch.Tensor:
+    sizes = torch.exp2(torch.from_numpy(rng.integers(-6, 7, x.shape[2] // 128 + 1)).to(x.dtype))
+    return sizes.repeat_interleave(128)[: x.shape[2], None]
 
 
 KINDS: dict[str, Callable[[Random, str], Case | None]] = {
@@ -324,6 +383,7 @@ KINDS: dict[str, Callable[[Random, str], Case | None]] = {
     "backward": backward,
     "leaning_backward": leaning_backward,
     "fp8": fp8,
+    "fp8_corners": fp8_corners,
 }
 
 

@@ -21,7 +21,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _UNIFORM = re.compile(r"\bUR(\d+)\b")
 _GUARD = re.compile(r"^@!?U?P\w+\s+")
 _WRITES = re.compile(r"U(?!TMA|BLKCP|CGABAR)[A-Z]|R2UR|S2UR|VOTEU|REDUX|LDCU")
-_PRODUCT = re.compile(r"\wGMMA\.64x(\d+)x\d+\.F32\S* R(\d+), (?:R(\d+), )?")
+_PRODUCT = re.compile(r"\wGMMA\.64x(\d+)x\d+\.F(32|16)\S* R(\d+), (?:R(\d+), )?")
 _NO_RESULT = re.compile(r"ST|RED\b|RET|BR|CALL|WARPSYNC|NANOSLEEP|\w*SETP|PLOP")
 _OF_A, _THREADS = 4, 128
 """Registers of A that a product reads, threads that have its result."""
@@ -181,8 +181,8 @@ def hurried(code: Code) -> list[str]:
 
 def _with(groups: tuple[Group, ...], product: re.Match[str], closed: bool) -> tuple[Group, ...]:
     """One more product: of the last group, if that is not closed."""
-    columns, first, a = product.groups()
-    sums = range(int(first), int(first) + 64 * int(columns) // _THREADS)
+    columns, bits, first, a = product.groups()
+    sums = range(int(first), int(first) + 64 * int(columns) * int(bits) // (32 * _THREADS))
     read = range(int(a), int(a) + _OF_A) if a else ()
     last = Group()
     if groups and not groups[-1].closed:

@@ -8,6 +8,11 @@ from itertools import pairwise
 import torch
 
 Window = tuple[int | None, int | None]
+LINE = (
+    min((1 + k / 8) / 2 ** ((k + 1 - 1 / 32) / 8) for k in range(8)),
+    max((1 + k / 8) / 2 ** ((k - 1 / 32) / 8) for k in range(8)),
+)
+"""P of the FP8 kernel over the exponential, at least and at most: a line between powers of two, cut to eighths."""
 
 
 def reference_attention(

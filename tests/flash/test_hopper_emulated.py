@@ -77,6 +77,43 @@ FAULTS = {
         "s0 = warpgroup_mma_wait(3 + LEANING",
         "EmuError: ",
     ),
+    "P's second line": (
+        "fp8_corners",
+        "hopper_fp8.py",
+        "mov.b32 second, 0x62886288;",
+        "mov.b32 second, 0x60006000;",
+        "AssertionError: out",
+    ),
+    "V's scale of the block before": (
+        "fp8_corners",
+        "hopper_fp8.py",
+        "by_row(state.output, state.factor * state.v_ratio) + product",
+        "by_row(state.output, state.factor) + product",
+        "AssertionError: out",
+    ),
+    "what came before as it was": (
+        "fp8_corners",
+        "hopper_fp8.py",
+        "gl.exp2(state.reference - reference)",
+        "gl.exp2(0.0 * reference)",
+        "AssertionError: ",
+    ),
+    "a slope of 0": ("fp8_corners", "hopper_fp8.py", "2.0**-24), 65504.0", "0.0), 65504.0", "AssertionError: out"),
+    "no key so far, then scores far below 0": (
+        "fp8_corners",
+        "hopper_fp8.py",
+        "latest, reference)\n",
+        "0.0, reference)\n",
+        "AssertionError: out",
+    ),
+    "a block far below the maximum": (
+        "fp8_corners",
+        "hopper_fp8.py",
+        "unit, 8000.0)",
+        "unit, 0.0)",
+        "AssertionError: ",
+    ),
+    "scores beyond FP16": ("fp8_corners", "hopper_fp8.py", "largest > FAR", "largest > 1e9", "AssertionError: "),
 }
 """The kind of calls, the file, what is in it, what takes its place, and what is to be said about that."""
 
@@ -98,6 +135,7 @@ def run(sources: Path, kind: str, cases: int) -> subprocess.CompletedProcess[str
         ("backward", 30),
         ("leaning_backward", 10),
         ("fp8", 15),
+        ("fp8_corners", 25),
     ],
 )
 def test_random_calls(kind: str, cases: int) -> None:
@@ -115,6 +153,6 @@ def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
     text = kernel.read_text(encoding="utf-8")
     assert old in text
     kernel.write_text(text.replace(old, new), encoding="utf-8")
-    done = run(tmp_path, kind, 10)
+    done = run(tmp_path, kind, 25 if kind == "fp8_corners" else 10)
     assert done.returncode == 1
     assert said in done.stderr

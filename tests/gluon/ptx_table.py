@@ -67,6 +67,13 @@ def _halves(fn, np_dtype):
     return run
 
 
+def _largest_halves(x, y):
+    """Of two 16-bit whole numbers each."""
+    x, y = (np.stack([a & np.uint32(0xFFFF), a >> np.uint32(16)]).astype(np.uint16).view(np.int16) for a in (x, y))
+    low, high = np.maximum(x, y).view(np.uint16).astype(np.uint32)
+    return low | high << np.uint32(16)
+
+
 _BF16, _F16 = ml_dtypes.bfloat16, np.float16
 PTX: dict = {
     # regular expression of the whole opcode → function of the source registers (uint32 arrays), gives the destination
@@ -92,6 +99,14 @@ PTX: dict = {
     r"cvt\.rn\.satfinite\.e5m2x2\.f32": lambda hi, lo: (
         _fp8_bits(_f32(lo), float8e5) | _fp8_bits(_f32(hi), float8e5) << np.uint32(8)
     ),
+    r"cvt\.rn\.f16x2\.e4m3x2": lambda x: (
+        _half_bits((x & np.uint32(255)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32), np.float16)
+        | _half_bits(
+            ((x >> np.uint32(8)) & np.uint32(255)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+            np.float16,
+        )
+        << np.uint32(16)
+    ),
     r"mov\.(b|u|s|f)(16|32)": lambda x: x,
     r"add(\.rn)?(\.ftz)?\.f32": lambda x, y: _bits(_f32(x) + _f32(y)),
     r"sub(\.rn)?(\.ftz)?\.f32": lambda x, y: _bits(_f32(x) - _f32(y)),
@@ -105,6 +120,7 @@ PTX: dict = {
     r"(add|sub|mul|fma)(\.rn)?\.bf16x2": None,  # filled in below
     r"min\.s32": lambda x, y: np.minimum(x.view(np.int32), y.view(np.int32)).view(np.uint32),
     r"max\.s32": lambda x, y: np.maximum(x.view(np.int32), y.view(np.int32)).view(np.uint32),
+    r"max\.s16x2": _largest_halves,
     r"min\.u32": np.minimum,
     r"max\.u32": np.maximum,
     r"neg\.s32": lambda x: (-x.view(np.int32)).view(np.uint32),

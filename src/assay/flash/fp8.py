@@ -24,6 +24,9 @@ BLOCK = 128
 """Rows or keys that share a scale."""
 SMALLEST = 2.0**-50
 """A scale at least: that of zeros. The product of two and of the scores' scale is still a number in FP32."""
+LONGEST = 160.0
+"""A row of Q or K at most, as a vector in units of its scale. Rounded to 8 bits it is at most 10/9 as long: no product
+of two rows, nor of their parts, is beyond 32,000, no difference of two beyond FP16, which scores are on Hopper."""
 _SIGNS = 0xB95B5F45BD1DDD633352C12AA343622BC6E36AB198F814D88BA2B60962AA107E
 """256 random bits: torch.compile traces no generator."""
 
@@ -85,17 +88,18 @@ class Quantized(NamedTuple):
         return (self.values.float() * rows).to(dtype)
 
 
-def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False) -> Quantized:
+def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False, short: bool = False) -> Quantized:
     """x (B, H, N, D) as 8-bit numbers with scales.
 
     Args:
         x: bf16, fp16 or FP32, any strides.
         fp8: Format and scaling; its `rotate` is not looked at, since V is not rotated.
         rotate: By the matrix of `rotation`. Q and K rotated alike have the scores that they had.
+        short: With scales that make no row longer than 160, as those of Q and K are; else the largest number counts.
     """
     if fp8 is not None and not isinstance(fp8, FP8):
         raise ValueError(f"fp8 must be None or an FP8(format=…, scaling=…), got {fp8!r}.")
-    check_flag("rotate", rotate)
+    rotate, short = check_flag("rotate", rotate), check_flag("short", short)
     dense = isinstance(x, Tensor) and x.layout is torch.strided
     if not dense or x.dim() != 4 or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         got = f"{x.layout} {x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(type(x))
@@ -106,13 +110,13 @@ def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False) -> Quan
     fp8 = FP8() if fp8 is None else fp8
     if x.is_cuda:
         with torch.cuda.device(x.device):  # Triton launches on the current device, whatever its arguments say
-            quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate)
+            quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate, short)
         return quantized
     with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # a rotation in 16 bits would round
-        return _quantize_plainly(x, fp8, rotate)
+        return _quantize_plainly(x, fp8, rotate, short)
 
 
-def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool) -> Quantized:
+def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool, short: bool) -> Quantized:
     """In plain torch operations."""
     rows, dim = x.shape[2], x.shape[3]
     blocks = -(-rows // BLOCK)
@@ -121,16 +125,20 @@ def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool) -> Quantized:
         wide = wide @ rotation(room(dim)).to(x.device)
     finite = wide.isfinite()
     whole = torch.nn.functional.pad(wide.where(finite, 0.0), (0, 0, 0, blocks * BLOCK - rows))
-    largest = whole.unflatten(2, (blocks, BLOCK)).abs().amax((3, 4)) if blocks else whole.new_empty(*x.shape[:2], 0)
-    scales = shared_scales(power_of_two_scales(largest, fp8.dtype), fp8.scaling)
+    whole = whole.unflatten(2, (blocks, BLOCK)) if blocks else whole.new_empty(*x.shape[:2], 0, BLOCK, room(dim))
+    if short:
+        most = whole.double().square().sum(4).amax(3).sqrt().div(LONGEST).float()
+    else:
+        most = whole.abs().amax((3, 4)) / torch.finfo(fp8.dtype).max
+    scales = shared_scales(powers_of_two(most.clamp(min=SMALLEST)), fp8.scaling)
     by_row = scales.repeat_interleave(BLOCK, 2)[:, :, :rows, None]
     return Quantized((wide / by_row).where(finite, torch.nan).to(fp8.dtype), scales)
 
 
-def power_of_two_scales(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest powers of two by which numbers up to `largest` fit the format."""
-    mantissa, exponent = torch.frexp((largest / torch.finfo(dtype).max).clamp(min=SMALLEST))
-    return torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).to(exponent.dtype))
+def powers_of_two(x: Tensor) -> Tensor:
+    """The smallest that are not less."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
 
 
 def shared_scales(scales: Tensor, scaling: str) -> Tensor:
@@ -204,7 +212,7 @@ def rounded(q: Tensor, k: Tensor, v: Tensor, fp8: FP8) -> tuple[Tensor, Tensor, 
     16-bit inputs become bf16, which holds every quantised number.
     """
     dtype = torch.float32 if q.dtype == torch.float32 else torch.bfloat16
-    q, k = (quantize(x, fp8, rotate=fp8.rotate).dequantized(dtype) for x in (q, k))
+    q, k = (quantize(x, fp8, rotate=fp8.rotate, short=True).dequantized(dtype) for x in (q, k))
     return q, k, quantize(v, fp8).dequantized(dtype)[..., : v.shape[3]]
 
 

@@ -20,24 +20,28 @@ from assay.flash.layout import is_aligned
 _LOG2_E = 1.4426950408889634
 All = tuple[Quantized, Quantized, Quantized]
 """Q and K of `quantize`, V of `quantize_values`."""
+_MOST_CAP = 2.0**24
+"""A softcap beyond changes no score that FP16 holds, but what it makes of them FP16 does not hold."""
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
 
-def quantize(x: torch.Tensor, fp8: FP8, rotate: bool) -> Quantized:
+def quantize(x: torch.Tensor, fp8: FP8, rotate: bool, short: bool) -> Quantized:
     """See `fp8.quantize`."""
     values = torch.empty(*x.shape[:3], room(x.shape[3]), dtype=fp8.dtype, device=x.device)
-    return Quantized(values, _fill(x, values, fp8, rotate, transposed=False))
+    return Quantized(values, _fill(x, values, fp8, rotate, short, transposed=False))
 
 
 def quantize_values(v: torch.Tensor, fp8: FP8) -> Quantized:
     """V as the kernel takes it, (B, H, D, keys): whole blocks of keys, in the order of `in_thread_order`."""
     keys = triton.cdiv(v.shape[2], BLOCK) * BLOCK
     values = torch.empty(*v.shape[:2], room(v.shape[3]), keys, dtype=fp8.dtype, device=v.device)
-    return Quantized(values, _fill(v, values, fp8, rotate=False, transposed=True))
+    return Quantized(values, _fill(v, values, fp8, False, False, transposed=True))
 
 
-def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, transposed: bool) -> torch.Tensor:
+def _fill(
+    x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, short: bool, *, transposed: bool
+) -> torch.Tensor:
     """Fills `values`, and returns the scales."""
     batch, heads, rows, dim = x.shape
     blocks = triton.cdiv(rows, BLOCK)
@@ -65,6 +69,7 @@ def _fill(x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, *, tran
             ROWS=BLOCK,
             LARGEST=torch.finfo(fp8.dtype).max,
             SMALLEST=quantisation.SMALLEST,
+            LONGEST=quantisation.LONGEST if short else None,
             GIVEN=given,
             TRANSPOSED=transposed,
             STAGES=stages,
@@ -122,7 +127,7 @@ def forward(
 def quantize_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fp8: FP8) -> All:
     """As `attend` takes them; a negative scale's sign goes into Q."""
     turned = -q if scale < 0 else q
-    return quantize(turned, fp8, fp8.rotate), quantize(k, fp8, fp8.rotate), quantize_values(v, fp8)
+    return quantize(turned, fp8, fp8.rotate, True), quantize(k, fp8, fp8.rotate, True), quantize_values(v, fp8)
 
 
 def attend(
@@ -143,6 +148,8 @@ def attend(
     q, k, v = quantised
     value_dim, step = out.shape[3], v.values.shape[2]
     span = Span(q.values.shape[2], k.values.shape[2], left, right)
+    if softcap is not None and softcap > _MOST_CAP:
+        softcap = None
     unit = scale * _LOG2_E if softcap is None else scale / softcap
     scores = Scores(unit, None if softcap is None else softcap * _LOG2_E)
     if two_level is None:

@@ -1,12 +1,19 @@
 """Forward on Hopper in FP8: the warps of `hopper_forward`, products of 8-bit numbers at twice the rate.
 
 Q, K and V come quantised, each block with its scale, V as (D, keys) since the tensor cores take 8-bit operands along
-their sums only. The scales of Q and K join that of the scores; that of V joins P, as a shift of its exponent, so that
-one scale is left for the output. P is made as large as its format takes.
+their sums only. The scales of Q and K join that of the scores; the output is in units of the scale of V's latest
+block. P is made as large as its format takes.
 
 P is E4M3 whatever the format of V. P·V wants it in other threads than Q·Kᵀ leaves the scores in, four neighbours to a
 thread instead of two. But the order of the keys is free where they are summed up: V comes with its keys in the order in
 which the threads hold P (`in_thread_order`), and nothing is moved.
+
+No exponential is computed. The bits of a floating-point number, read as a whole number, are its logarithm but for a
+curve of half a step of E4M3: so a score, scaled, shifted and cut to a byte, is P (`probabilities`). The row sum is that
+of these P, by one more product with a matrix of ones, so that what they have in common cancels.
+
+Scores are FP16, two to a register and to an instruction: Q and K come with rows so short (`fp8.LONGEST`) that no
+product of two is beyond it, and eleven bits of a score are more than P keeps.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -25,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.gluon_names import copy_in, thread_barrier
-from assay.flash.kernels.hopper_fragments import by_row
+from assay.flash.kernels.hopper_fragments import by_row, largest_halves, rescaled
 from assay.flash.kernels.hopper_queue import claim_tile, next_tile, numbers
 from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
@@ -33,13 +40,21 @@ from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
     barriers,
-    partial_sums,
     shared,
+    stage_of,
     tanh,
     write,
 )
 
 LARGEST_P = gl.constexpr(8)  # P's largest value is 2 to this
+START = gl.constexpr(1024 + 8 * (8 + 7))  # of the largest P: its bits, in the last ones of an FP16 number
+CUT = gl.constexpr(15 / 32)  # what is rounded after this was taken from it is cut, but for 1/32
+MOST_SCORE = gl.constexpr(32000.0)  # above all scores of short rows; two such numbers are in FP16's range
+FAR = gl.constexpr(1000.0)  # logarithms from here on leave FP16 too few bits
+MOST_LOGARITHM = gl.constexpr(2.0**17)  # beyond, not even FP32 tells P from its neighbours
+ONE = gl.constexpr(0x38)  # in E4M3
+SUMS = gl.constexpr(8)  # columns of the row sums, all alike: the fewest that a product has
+LEAST_SCALE = gl.constexpr(2.0**-80)  # of a block of V, times the largest: what is below adds nothing in FP32
 
 
 class Scales(NamedTuple):
@@ -64,7 +79,8 @@ class Rows(NamedTuple):
     """Of the scores, before the scale of K."""
     kv_place: Any
     """Where the scales of this head's K and V begin."""
-    v_largest: Any
+    v_least: Any
+    """The smallest scale of V that counts."""
 
 
 class State(NamedTuple):
@@ -74,9 +90,18 @@ class State(NamedTuple):
     """Of the block before: it waits for its product with V."""
     output: Any
     maximum: Any
+    reference: Any
+    """What P is relative to."""
+    largest: Any
+    """No score was larger, nor -score: by the scales alone."""
     row_sum: Any
+    """(rows, SUMS), all columns alike."""
     factor: Any
-    """TWO_LEVEL: what the output is still to be multiplied by, when that product is added to it."""
+    """TWO_LEVEL: what output and row sum are still to be multiplied by, when those of that block are added."""
+    v_ratio: Any
+    """TWO_LEVEL: the same for the output alone: the scale of V that it is in, over that of the block before."""
+    v_scale: Any
+    """Of the block before."""
 
 
 class Buffers(NamedTuple):
@@ -86,6 +111,7 @@ class Buffers(NamedTuple):
     out: Any
     k: Any
     v: Any
+    ones: Any
     q_full: Any
     q_empty: Any
     k_full: Any
@@ -116,14 +142,13 @@ def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, g
             copy_in(q_tiles, place, buffers.q_full.index(consumer), buffers.q.index(consumer))
         for back in range(work.end - work.begin):
             start = (work.end - 1 - back) * COLUMNS
-            stage = step % STAGES
-            phase = ((step // STAGES) & 1) ^ 1
+            stage, phase = stage_of(step, STAGES)
             k_full, v_full = buffers.k_full.index(stage), buffers.v_full.index(stage)
-            mbarrier.wait(buffers.k_empty.index(stage), phase)
+            mbarrier.wait(buffers.k_empty.index(stage), phase ^ 1)
             mbarrier.expect(k_full, k_tiles.block_type.nbytes)
             place = [work.batch, work.kv_head, start, 0]
             copy_in(k_tiles, place, k_full, buffers.k.index(stage))
-            mbarrier.wait(buffers.v_empty.index(stage), phase)
+            mbarrier.wait(buffers.v_empty.index(stage), phase ^ 1)
             mbarrier.expect(v_full, v_tiles.block_type.nbytes)
             place = [work.batch, work.kv_head, 0, start]
             copy_in(v_tiles, place, v_full, buffers.v.index(stage))
@@ -146,24 +171,66 @@ def in_thread_order(p):
 
 
 @gluon.jit
-def fours(p, LAYOUT: gl.constexpr):
-    """P in E4M3, four numbers to a register."""
-    p = gl.convert_layout(in_thread_order(p), LAYOUT, assert_trivial=True)
-    even, odd = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 4, 2, 2]))
+def probabilities(s, slope, start, LAYOUT: gl.constexpr):
+    """P in E4M3, four numbers in two registers, each before a byte of no use.
+
+    With the logarithm x of P, slope · score + start is 1024 + 8 · (x + 7) - 15/32: FP16 rounds it to a whole
+    number, of which seven bits are left, four bits of exponent and three of mantissa as E4M3 has them, where a straight
+    line from power to power of two stands for the exponential. Up to 2⁻⁶ E4M3's numbers lie evenly, and that line ends
+    at 2⁻⁷; another one, 3 / 2 · (x + 9.6), goes on to 2⁻⁹. Below is 0.
+    """
+    s = gl.convert_layout(in_thread_order(s), LAYOUT, assert_trivial=True)
+    even, odd = gl.split(gl.reshape(s, [s.shape[0], s.shape[1] // 4, 2, 2]))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
-    CAST: gl.constexpr = """{
-        .reg .b16 low, high;
-        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
-        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
-        mov.b32 $0, {low, high};
-    }"""
-    numbers = [first, second, third, fourth]
-    return gl.inline_asm_elementwise(CAST, "=r,f,f,f,f", numbers, dtype=gl.uint32, is_pure=True, pack=1)
+    ROW: gl.constexpr = gl.SliceLayout(1, first.type.layout)
+    slope = gl.expand_dims(gl.convert_layout(slope, ROW, assert_trivial=True), 1)
+    start = gl.expand_dims(gl.convert_layout(start, ROW, assert_trivial=True), 1)
+    return cut(first, second, slope, start), cut(third, fourth, slope, start)
 
 
 @gluon.jit
-def ones(p, LAYOUT: gl.constexpr):
+def cut(one, other, slope, start):
+    """Two of `probabilities`. The other line is 3/16 of the first and 836."""
+    CUT: gl.constexpr = """{
+        .reg .b32 first, second, part, least;
+        mov.b32 part, 0x32003200;
+        mov.b32 second, 0x62886288;
+        mov.b32 least, 0x64006400;
+        mov.b32 first, {$1, $2};
+        fma.rn.f16x2 first, first, $3, $4;
+        fma.rn.f16x2 second, first, part, second;
+        max.s16x2 first, first, second;
+        max.s16x2 $0, first, least;
+    }"""
+    return gl.inline_asm_elementwise(
+        CUT, "=r,h,h,r,r", [one, other, slope, start], dtype=gl.uint32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def twice(x):
+    """In FP16, as a pair: one instruction."""
+    return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=gl.uint32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def of_pair(x):
+    """One of the two, in FP32."""
+    return (x & 0xFFFF).to(gl.uint16).to(gl.float16, bitcast=True).to(gl.float32)
+
+
+@gluon.jit
+def fours(halves):
+    """What `probabilities` made, four numbers to a register."""
+    low, high = halves
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, 0x6420;", "=r,r,r", [low, high], dtype=gl.uint32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def singles(p, LAYOUT: gl.constexpr):
     """What `fours` put together: names for the parts, no instruction."""
     first = (p & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
     second = ((p >> 8) & 0xFF).to(gl.uint8).to(gl.float8e4nv, bitcast=True)
@@ -174,36 +241,63 @@ def ones(p, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def row_maxima(s):
-    """Of pairs of columns first: those do not wait for each other."""
-    left, right = gl.split(gl.reshape(s, [s.shape[0], s.shape[1] // 2, 2]))
-    return gl.convert_layout(gl.max(gl.maximum(left, right), 1), gl.SliceLayout(1, s.type.layout), assert_trivial=True)
+def nearer(s, above, unit):
+    """Scores less a number of each row, and what is left of `above`: next to nothing, as FP16 holds it.
+
+    Of a block far below the maximum some thousands are left, enough that all its P are 0. Too much gives NaN.
+    """
+    middle = gl.minimum(gl.maximum(above / gl.maximum(unit, 2.0**-120), -MOST_SCORE), MOST_SCORE).to(gl.float16)
+    left = gl.minimum(above - middle.to(gl.float32) * unit, 8000.0)
+    return s - gl.expand_dims(middle, 1), gl.where(gl.abs(above) < MOST_LOGARITHM, left, float("nan"))
 
 
 @gluon.jit
-def softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED: gl.constexpr):
-    """One block's scores → P times 2 to the `shift`, the new maximum and row sum, the factor for what came before."""
+def softmax(s, state, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
+    """One block's scores → P times 2⁸ (see `probabilities`), what `State` has of it, and the factor for the rest.
+
+    P is relative to the reference, which is a little above the maximum: `start` is a number that FP16 holds. While the
+    maximum stays the same, so does the reference.
+    """
     if scores.cap is not None:
-        s = tanh(s * unit)
-        unit = scores.cap
+        s = (tanh(s.to(gl.float32) * unit) * 16384.0).to(gl.float16)
+        unit = scores.cap / 16384.0
     if MASKED:
         s = gl.where(seen(tile.rows, block * s.shape[1] + tile.columns, work, span), s, float("-inf"))
-    latest = gl.maximum(state.maximum, row_maxima(s) * unit)
-    reference = latest
+    own = gl.convert_layout(gl.max(largest_halves(s).to(gl.float32), 1), state.maximum.type.layout)
+    latest = gl.maximum(state.maximum, own * unit)
+    above = latest
     if MASKED:
-        reference = gl.where(latest == float("-inf"), 0.0, latest)
-    p = gl.exp2(s * unit - gl.expand_dims(reference - shift, 1))
-    factor = gl.exp2(state.maximum - reference)
-    return p, latest, by_row(state.row_sum, factor) + partial_sums(p) * gl.exp2(-shift), factor
+        above = gl.where(latest == float("-inf"), 0.0, latest)
+    largest = gl.maximum(state.largest, unit * MOST_SCORE)
+    base = gl.zeros_like(above)
+    if largest > FAR:
+        s, left = nearer(s, above, unit)
+        base = above - left
+        above = left
+    start = START - CUT - 8.0 * above
+    start = twice(gl.floor(start - gl.abs(start) * 2.0**-11))  # such that no rounding, nor the slope's, lifts a P
+    reference = base + (START - CUT - of_pair(start)) * 0.125
+    slope = gl.full([ROWS], 0.0, gl.float32, latest.type.layout)
+    slope += gl.minimum(gl.maximum(unit * 8.0, 2.0**-24), 65504.0)
+    factor = gl.exp2(state.reference - reference)
+    if MASKED:
+        reference = gl.where(latest == float("-inf"), latest, reference)
+    return probabilities(s, twice(slope), start, LAYOUT), latest, reference, largest, factor
 
 
 @gluon.jit
 def block_scales(tile, scales, block):
-    """The unit of a block's scores, and by how much the exponent of P is shifted. Scales are powers of two."""
-    unit = tile.unit * gl.load(scales.k + tile.kv_place + block)
-    v_scale = gl.load(scales.v + tile.kv_place + block)
-    steps = (v_scale.to(gl.int32, bitcast=True) - tile.v_largest.to(gl.int32, bitcast=True)) >> 23
-    return unit, (LARGEST_P + steps).to(gl.float32)
+    """The unit of a block's scores and the scale of its V."""
+    k_scale = gl.load(scales.k + tile.kv_place + block)
+    v_scale = gl.maximum(gl.load(scales.v + tile.kv_place + block), tile.v_least)
+    return tile.unit * k_scale, v_scale
+
+
+@gluon.jit
+def ratio(one, other):
+    """Any number over a power of two."""
+    steps = 0x3F800000 - other.to(gl.int32, bitcast=True)
+    return (one.to(gl.int32, bitcast=True) + steps).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -219,36 +313,47 @@ def over_blocks(
     O_LAYOUT: gl.constexpr = state.output.type.layout
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
     for back in range(first, last):
-        step = earlier + back
-        before, stage = (step - 1) % STAGES, step % STAGES
+        stage, phase = stage_of(earlier + back, STAGES)
+        before, phase_before = stage_of(earlier + back - 1, STAGES)
         block = work.end - 1 - back
-        unit, shift = block_scales(tile, scales, block)
-        p = ones(state.p, P_LAYOUT)
-        mbarrier.wait(buffers.k_full.index(stage), (step // STAGES) & 1)
-        empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
-        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
-        mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
+        unit, v_scale = block_scales(tile, scales, block)
+        p = singles(state.p, P_LAYOUT)
+        mbarrier.wait(buffers.v_full.index(before), phase_before)
         values = buffers.v.index(before).permute((1, 0))
         if TWO_LEVEL:
             nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
             product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
         else:
             product = warpgroup_mma(p, values, state.output, is_async=True)
-        s = warpgroup_mma_wait(1, deps=(s,))
+        sums = row_sums(p, buffers)
+        # All products of a turn in a row, waited for together: the other consumer makes its P meanwhile.
+        mbarrier.wait(buffers.k_full.index(stage), phase)
+        empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
+        s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
+        product, sums = warpgroup_mma_wait(0, deps=(product, sums))
         mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-        exps, maximum, row_sum, factor = softmax(s, state, block, unit, shift, tile, work, span, scores, MASKED)
-        if BLOCK_VALUE_DIM <= 128:
-            # It is full, and this waits for nothing; but instructions stay on their side of it, and the softmax is not
-            # put behind the product. At D_v 256, where the products fill the time, it is better there.
-            mbarrier.wait(buffers.v_full.index(before), ((step - 1) // STAGES) & 1)
-        product = warpgroup_mma_wait(0, deps=(product,))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
+        halves, maximum, reference, largest, factor = softmax(
+            s, state, block, unit, tile, work, span, scores, P_LAYOUT, MASKED
+        )
+        v_ratio = ratio(state.v_scale, v_scale)
         if TWO_LEVEL:
-            output = by_row(state.output, state.factor) + product
+            output = by_row(state.output, state.factor * state.v_ratio) + product
+            row_sum = by_row(state.row_sum, state.factor) + sums
         else:
-            output = by_row(product, factor)
-        state = State(fours(exps, P_LAYOUT), output, maximum, row_sum, factor)
+            output = rescaled(product, factor * v_ratio)
+            row_sum = by_row(state.row_sum + sums, factor)
+        state = State(fours(halves), output, maximum, reference, largest, row_sum, factor, v_ratio, v_scale)
     return state
+
+
+@gluon.jit
+def row_sums(p, buffers):
+    """(rows, SUMS): a block's, by the tensor cores. They keep 14 bits: blocks are summed up elsewhere."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SUMS, 32])
+    p = gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 4), assert_trivial=True)
+    nothing = gl.zeros([ROWS, SUMS], gl.float32, LAYOUT)
+    return warpgroup_mma(p, buffers.ones.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -285,27 +390,33 @@ def attend(
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_VALUE_DIM, 32])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
+    SUM_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SUMS, 32])
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, ROW_LAYOUT)
     kv_head = work.batch * (heads // group) + work.kv_head
     q_place = (work.batch * heads + work.head) * scales.q_blocks + work.first_row // (ROWS * CONSUMERS)
+    unit = scores.scale * gl.load(scales.q + q_place)
     tile = Rows(
         rows,
         gl.arange(0, COLUMNS, gl.SliceLayout(0, S_LAYOUT)),
-        scores.scale * gl.load(scales.q + q_place),
+        unit,
         kv_head * scales.k_blocks,
-        gl.load(scales.v_largest + kv_head),
+        gl.load(scales.v_largest + kv_head) * LEAST_SCALE,
     )
     one = gl.full([ROWS], 1.0, gl.float32, ROW_LAYOUT)
     output = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
-    empty = gl.zeros([ROWS, COLUMNS], gl.float32, S_LAYOUT)
-    sums = partial_sums(empty)
-    if sinks is None:
-        state = State(0, output, one * float("-inf"), sums, one)
-    else:  # one more key, which has no value: 1, as four threads' partial sums
-        state = State(0, output, one * (gl.load(sinks + work.head).to(gl.float32) * LOG2_E), sums + 0.25, one)
+    empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
+    row_sum = gl.zeros([ROWS, SUMS], gl.float32, SUM_LAYOUT)
+    maximum = one * float("-inf")
+    largest = 0.0
+    if sinks is not None:  # one more key, which has no value
+        sink = gl.load(sinks + work.head).to(gl.float32) * LOG2_E
+        maximum = one * sink
+        largest = gl.abs(sink)
+        row_sum += 2.0**LARGEST_P
     block = work.end - 1
-    unit, shift = block_scales(tile, scales, block)
+    unit, v_scale = block_scales(tile, scales, block)
+    state = State(None, output, maximum, maximum, largest, row_sum, one, 1.0, v_scale)
 
     mbarrier.wait(buffers.q_full.index(consumer), count & 1)
     q = buffers.q.index(consumer)
@@ -314,13 +425,15 @@ def attend(
         fence_async_shared()
         thread_barrier()
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    stage = earlier % STAGES
-    mbarrier.wait(buffers.k_full.index(stage), (earlier // STAGES) & 1)
-    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
+    stage, phase = stage_of(earlier, STAGES)
+    mbarrier.wait(buffers.k_full.index(stage), phase)
+    s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-    exps, maximum, row_sum, _ = softmax(s, state, block, unit, shift, tile, work, span, scores, True)
-    state = State(fours(exps, P_LAYOUT), output, maximum, row_sum, one)
+    halves, maximum, reference, largest, factor = softmax(
+        s, state, block, unit, tile, work, span, scores, P_LAYOUT, True
+    )
+    row_sum = by_row(row_sum, factor)
+    state = State(fours(halves), output, maximum, reference, largest, row_sum, one, 1.0, v_scale)
     right = gl.maximum(work.end - work.whole_end, 1)
     left = gl.maximum(work.end - work.whole_begin, right)
     state = over_blocks(1, right, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL)
@@ -331,21 +444,30 @@ def attend(
         )
     if not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    step = earlier + work.end - work.begin - 1
-    mbarrier.wait(buffers.v_full.index(step % STAGES), (step // STAGES) & 1)
-    values = buffers.v.index(step % STAGES).permute((1, 0))
+    stage, phase = stage_of(earlier + work.end - work.begin - 1, STAGES)
+    mbarrier.wait(buffers.v_full.index(stage), phase)
+    values = buffers.v.index(stage).permute((1, 0))
+    p = singles(state.p, P_LAYOUT)
+    output, row_sum = state.output, state.row_sum
     if TWO_LEVEL:
         nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
-        product = warpgroup_mma(ones(state.p, P_LAYOUT), values, nothing, use_acc=False)
-        output = by_row(state.output, state.factor) + product
+        product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
+        output = by_row(output, state.factor * state.v_ratio)
+        sums = row_sums(p, buffers)
+        product, sums = warpgroup_mma_wait(0, deps=(product, sums))
+        output += product
+        row_sum = by_row(row_sum, state.factor) + sums
     else:
-        output = warpgroup_mma(ones(state.p, P_LAYOUT), values, state.output)
-    mbarrier.arrive(buffers.v_empty.index(step % STAGES), count=1)
+        product = warpgroup_mma(p, values, output, is_async=True)
+        sums = row_sums(p, buffers)
+        output, sums = warpgroup_mma_wait(0, deps=(product, sums))
+        row_sum += sums
+    mbarrier.arrive(buffers.v_empty.index(stage), count=1)
 
-    row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), ROW_LAYOUT)
-    inverse = tile.v_largest * gl.exp2(-1.0 * LARGEST_P) / gl.where(row_sum == 0.0, 1.0, row_sum)
+    row_sum = gl.convert_layout(gl.max(row_sum, 1), ROW_LAYOUT)
+    inverse = state.v_scale / gl.where(row_sum == 0.0, 1.0, row_sum)
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries
-    gl.store(lse + place + rows, (state.maximum + gl.log2(row_sum)) * LN_2, mask=rows < work.len_q)
+    gl.store(lse + place + rows, (state.reference + gl.log2(row_sum) - LARGEST_P) * LN_2, mask=rows < work.len_q)
     rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
     buffer = buffers.out.index(consumer)
     write(out_tiles, out, out_strides, by_row(output, inverse), rows_at, buffer, False, VALUE_DIM)
@@ -366,6 +488,7 @@ def attention_forward_fp8_hopper(
         out=shared(out.dtype.element_ty, CONSUMERS, ROWS, BLOCK_VALUE_DIM),
         k=shared(k_tiles.dtype, STAGES, COLUMNS, DIM),
         v=shared(v_tiles.dtype, STAGES, BLOCK_VALUE_DIM, COLUMNS),
+        ones=shared(gl.float8e4nv, 1, SUMS, COLUMNS),
         q_full=barriers(CONSUMERS, 1),
         q_empty=barriers(CONSUMERS, 1),
         k_full=barriers(STAGES, 1),
@@ -376,6 +499,9 @@ def attention_forward_fp8_hopper(
         next_full=barriers(2, 1),
         next_empty=barriers(2, CONSUMERS),
     )
+    ONES_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    ones = gl.full([SUMS, COLUMNS], ONE, gl.uint8, ONES_LAYOUT)  # not cast: ptxas 12.8 gave two bytes of four of them
+    buffers.ones.index(0).store(ones.to(gl.float8e4nv, bitcast=True))
     fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     gl.warp_specialize(
         [

@@ -26,10 +26,10 @@ def by_row(x, factor):
 
 
 @gluon.constexpr_function
-def _in_place(elements, *others):
-    """Operands: what is changed in place, then the others, so many elements of each."""
-    outs, ins = ["=f"] * elements, [str(e) for e in range(elements)]
-    return ",".join(outs + ins + [kind for kind in others for _ in range(elements)])
+def _in_place(registers, *others, kind="f"):
+    """Operands: what is changed in place, registers of a kind, then the others, so many of each."""
+    outs, ins = ["=" + kind] * registers, [str(e) for e in range(registers)]
+    return ",".join(outs + ins + [each for each in others for _ in range(registers)])
 
 
 @gluon.constexpr_function
@@ -116,6 +116,17 @@ def by_threads(s):
     return gl.reshape(s, [s.shape[0], s.shape[1] // 8, 4, 2])
 
 
+@gluon.jit
+def firsts(s):
+    """(rows, 4): the first number that each of the four threads has that share a row."""
+    each = by_threads(s)
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, each.type.layout))
+    own = gl.permute(gl.split(each)[0], (0, 2, 1))
+    for _ in gl.static_range(halvings(s.shape[1] // 16)):
+        own = gl.split(gl.reshape(own, [own.shape[0], 4, own.shape[2] // 2, 2]))[0]
+    return gl.convert_layout(gl.split(own)[0], LAYOUT, assert_trivial=True)
+
+
 @gluon.constexpr_function
 def _largest(elements):
     """PTX: the largest of one thread's elements of each of its two rows, in place of its first there.
@@ -146,12 +157,33 @@ def largest(s):
     s = gl.inline_asm_elementwise(
         _largest(ELEMENTS), _in_place(ELEMENTS), [s], dtype=gl.float32, is_pure=True, pack=ELEMENTS
     )
-    each = by_threads(s)
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, each.type.layout))
-    own = gl.permute(gl.split(each)[0], (0, 2, 1))
-    for _ in gl.static_range(halvings(s.shape[1] // 16)):
-        own = gl.split(gl.reshape(own, [own.shape[0], 4, own.shape[2] // 2, 2]))[0]
-    return gl.convert_layout(gl.split(own)[0], LAYOUT, assert_trivial=True)
+    return firsts(s)
+
+
+@gluon.constexpr_function
+def _largest_halves(registers):
+    """PTX: of one thread's pairs of FP16, the largest of each of its two rows, in place of its first two there."""
+    lines = [".reg .b32 a, b, x;", "mov.b32 a, $0;", "mov.b32 b, $1;"]
+    for register in range(2, registers, 2):
+        lines += [f"max.f16x2 a, a, ${register};", f"max.f16x2 b, b, ${register + 1};"]
+    for largest, first in ("a", 0), ("b", 1):
+        lines += [f"prmt.b32 x, {largest}, {largest}, 0x1032;", f"max.f16x2 ${first}, {largest}, x;"]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.jit
+def largest_halves(s):
+    """(rows, 4): of a warpgroup's scores in FP16, the largest that each of the four threads has that share a row."""
+    ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    s = gl.inline_asm_elementwise(
+        _largest_halves(ELEMENTS // 2),
+        _in_place(ELEMENTS // 2, kind="r"),
+        [s],
+        dtype=gl.float16,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+    return firsts(s)
 
 
 @gluon.jit

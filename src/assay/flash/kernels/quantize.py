@@ -75,6 +75,35 @@ def largest_of(parts: tl.tuple) -> tl.tensor:
 
 
 @triton.jit
+def longest_of(parts: tl.tuple, most: tl.constexpr) -> tl.tensor:
+    """The length of the longest row, of numbers that are finite, over what it may be."""
+    squares = squares_of(parts, 1.0, False)
+    longest = tl.div_rn(tl.sqrt_rn(tl.max(squares, 0)), most)
+    if not tl.sum(squares, 0) < float("inf"):  # seldom: of infinities, of NaN, and of what has no square in FP32
+        unit = power_of_two(tl.maximum(largest_of(parts) * 2.0**-20, 2.0**-64))
+        longest = tl.div_rn(tl.sqrt_rn(tl.max(squares_of(parts, 1.0 / unit, True), 0)), most) * unit
+    return longest
+
+
+@triton.jit
+def squares_of(parts: tl.tuple, factor: tl.tensor, FINITE: tl.constexpr) -> tl.tensor:
+    """Of each row the sum, of its numbers times the factor; FINITE: of those that are finite."""
+    squares = squares_in(parts[0], factor, FINITE)
+    for i in tl.static_range(1, len(parts)):
+        squares += squares_in(parts[i], factor, FINITE)
+    return squares
+
+
+@triton.jit
+def squares_in(part: tl.tensor, factor: tl.tensor, FINITE: tl.constexpr) -> tl.tensor:
+    """Of one part."""
+    if FINITE:
+        part = tl.where(size_of(part) < INFINITE, part, 0.0)
+    wide = part.to(tl.float32) * factor
+    return tl.sum(wide * wide, 1)
+
+
+@triton.jit
 def quantize_blocks(
     x: tl.tensor,
     x_strides: tl.tuple,
@@ -90,13 +119,15 @@ def quantize_blocks(
     ROWS: tl.constexpr,
     LARGEST: tl.constexpr,
     SMALLEST: tl.constexpr,
+    LONGEST: tl.constexpr,
     GIVEN: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """A program takes some of the `total` blocks of rows, `blocks` to a head; with STAGES > 1 the next is read already.
 
-    Scales are (B, H, blocks), read if GIVEN, else written. `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
+    Scales are (B, H, blocks), read if GIVEN, else written; LONGEST, if not None, is the longest row that they make.
+    `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
     (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. For `turns`, which may be None, see
     `rotated`: with them 64 dimensions are taken at a time, else all at once.
     """
@@ -122,7 +153,11 @@ def quantize_blocks(
         if GIVEN:
             scale = tl.load(scales + number)
         else:
-            scale = power_of_two(tl.maximum(tl.div_rn(largest_of(parts) * UNIT, LARGEST), SMALLEST))
+            if LONGEST is not None:
+                most = longest_of(parts, LONGEST) * UNIT
+            else:
+                most = tl.div_rn(largest_of(parts) * UNIT, LARGEST)
+            scale = power_of_two(tl.maximum(most, SMALLEST))
             tl.store(scales + number, scale)
         if out is not None:
             for i in tl.static_range(PARTS):
