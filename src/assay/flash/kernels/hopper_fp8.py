@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.gluon_names import copy_in, thread_barrier
-from assay.flash.kernels.hopper_fragments import by_row, largest_halves, less, rescaled
+from assay.flash.kernels.hopper_fragments import by_row, largest_halves, rescaled
 from assay.flash.kernels.hopper_queue import claim_tile, next_tile, numbers
 from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
@@ -50,7 +50,7 @@ LARGEST_P = gl.constexpr(8)  # P's largest value is 2 to this
 START = gl.constexpr(1024 + 8 * (8 + 7))  # of the largest P: its bits, in the last ones of an FP16 number
 CUT = gl.constexpr(15 / 32)  # what is rounded after this was taken from it is cut, but for 1/32
 MOST_SCORE = gl.constexpr(32000.0)  # above all scores of short rows; two such numbers are in FP16's range
-FAR = gl.constexpr(250.0)  # a logarithm of which FP16 still holds the eighths well enough
+FAR = gl.constexpr(1000.0)  # logarithms from here on leave FP16 too few bits
 MOST_LOGARITHM = gl.constexpr(2.0**17)  # beyond, not even FP32 tells P from its neighbours
 ONE = gl.constexpr(0x38)  # in E4M3
 SUMS = gl.constexpr(8)  # columns of the row sums, all alike: the fewest that a product has
@@ -241,24 +241,22 @@ def singles(p, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def near(above, unit):
-    """A number to take from a row's scores, twice, and what is then left of `above`: next to nothing, as FP16 holds it.
+def nearer(s, above, unit):
+    """Scores less a number of each row, and what is left of `above`: next to nothing, as FP16 holds it.
 
     Of a block far below the maximum some thousands are left, enough that all its P are 0. Too much gives NaN.
     """
-    middle = gl.minimum(gl.maximum(above / gl.maximum(unit, 2.0**-120), -MOST_SCORE), MOST_SCORE)
-    pair = twice(middle)
-    left = gl.minimum(above - of_pair(pair) * unit, 8000.0)
-    return pair, gl.where(gl.abs(above) < MOST_LOGARITHM, left, float("nan"))
+    middle = gl.minimum(gl.maximum(above / gl.maximum(unit, 2.0**-120), -MOST_SCORE), MOST_SCORE).to(gl.float16)
+    left = gl.minimum(above - middle.to(gl.float32) * unit, 8000.0)
+    return s - gl.expand_dims(middle, 1), gl.where(gl.abs(above) < MOST_LOGARITHM, left, float("nan"))
 
 
 @gluon.jit
 def softmax(s, state, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
     """One block's scores → P times 2⁸ (see `probabilities`), what `State` has of it, and the factor for the rest.
 
-    FP16 holds `start` as a whole number, so that the largest P lies somewhere in a step of E4M3: u of it, from 0 to 1.
-    There a line with k of eight parts is log2(1 + k / 8) - (k + u) / 8 too large; with k as here that is next to
-    nothing. The reference is what P is relative to then.
+    P is relative to the reference, which is a little above the maximum: `start` is a number that FP16 holds. While the
+    maximum stays the same, so does the reference.
     """
     if scores.cap is not None:
         s = (tanh(s.to(gl.float32) * unit) * 16384.0).to(gl.float16)
@@ -272,16 +270,12 @@ def softmax(s, state, block, unit, tile, work, span, scores, LAYOUT: gl.constexp
         above = gl.where(latest == float("-inf"), 0.0, latest)
     largest = gl.maximum(state.largest, unit * MOST_SCORE)
     base = gl.zeros_like(above)
-    pair = gl.zeros_like(above).to(gl.uint32, bitcast=True)
-    far = largest > FAR
-    if far:
-        pair, left = near(above, unit)
+    if largest > FAR:
+        s, left = nearer(s, above, unit)
         base = above - left
         above = left
-    s = less(s, pair, far)
-    steps = gl.floor(8.0 * above + CUT)
-    quarters = gl.floor(32.0 * above + 4.0 * CUT + 0.2)
-    start = twice((START + quarters) - 5.0 * steps)
+    start = START - CUT - 8.0 * above
+    start = twice(gl.floor(start - gl.abs(start) * 2.0**-11))  # such that no rounding, nor the slope's, lifts a P
     reference = base + (START - CUT - of_pair(start)) * 0.125
     slope = gl.full([ROWS], 0.0, gl.float32, latest.type.layout)
     slope += gl.minimum(gl.maximum(unit * 8.0, 2.0**-24), 65504.0)
