@@ -73,7 +73,7 @@ def test_killed_at_any_moment_it_goes_on_where_it_was(tmp_path: Path) -> None:
     """kill -9 again and again: every earlier row stays whole, none comes twice, and the end is the same."""
     command = [sys.executable, "-m", "assay", "sweep", "precision", "--out", str(tmp_path), *TINY]
     chance, kills, before = random.Random(0), 0, 0
-    for _ in range(50):
+    for _ in range(20):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         start = time.monotonic()
         while process.poll() is None and len(rows_in(tmp_path)) <= before and time.monotonic() < start + 60:
@@ -87,7 +87,9 @@ def test_killed_at_any_moment_it_goes_on_where_it_was(tmp_path: Path) -> None:
         rows = rows_in(tmp_path)
         assert len(rows) > before
         before = len(rows)
-    assert process.returncode == 0
+    assert process.returncode in (0, -signal.SIGKILL)
+    done = assay("sweep", "precision", "--out", str(tmp_path), *TINY)  # whatever is left
+    assert done.returncode == 0, done.stderr
     assert kills >= 2
     ids = [row["id"] for row in rows_in(tmp_path)]
     assert len(ids) == len(set(ids)) == 7 * 3 * 2 * 2 * 3
