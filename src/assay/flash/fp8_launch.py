@@ -158,10 +158,8 @@ def attend(
         step = min(step, _LARGEST_PRODUCT)
     scales = Scales(q.scales, k.scales, v.scales, v.scales.amax(2), q.scales.shape[2], k.scales.shape[2])
     batches, heads = q.values.shape[:2]
+    tiles = triton.cdiv(q.values.shape[2], 128) * batches * heads
     dim = q.values.shape[3]
-    # Where the registers hold what three consumers need, they are faster: somebody always multiplies.
-    consumers = 3 if max(dim, step) <= 128 and not two_level else 2
-    tiles = triton.cdiv(q.values.shape[2], 64 * consumers) * batches * heads
     for first in range(0, value_dim, step):
         part = out[..., first : first + step]
         attention_forward_fp8_hopper[(min(tiles, gpu.processors(out.device.index)),)](
@@ -185,7 +183,6 @@ def attend(
             STAGES=4 if max(dim, step) <= 128 else 2,
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
-            CONSUMERS=consumers,
             num_warps=4,
             enable_fp_fusion=True,
         )
