@@ -304,25 +304,29 @@ def fp8(rng: Random, root: str, corner: str = "") -> Case:
     )
     bits = 3 if how.format == "e4m3" else 2
 
+    off = launch.centres(call.v)
+
     def quantized(x: torch.Tensor, rotate: bool) -> Any:
         """In plain torch. Rotated by the kernel: a sum in another order may round to another 8-bit number."""
         rows = x is not call.v
-        return launch.quantize(x, how, True, rows) if rotate else quantisation._quantize_plainly(x, how, False, rows)
+        if rotate:
+            return launch.quantize(x, None, how, True, rows)
+        return quantisation._quantize_plainly(x, None if rows else off, how, False, rows)
 
     def check() -> None:
         for x in (call.q, call.k) if how.rotate else ():
             got, plain = (
                 quantized(x, True).dequantized(),
-                quantisation._quantize_plainly(x, how, True, True).dequantized(),
+                quantisation._quantize_plainly(x, None, how, True, True).dequantized(),
             )
             close("rotated", got, plain, plain.abs() / 2**bits + 2.0**-9 * plain.abs().max())  # to the next number
         asked = call.q, call.k, call.v, call.sinks, call.scale, call.left, call.right, call.softcap
         out, lse = launch.forward(*asked, how)
         q, k = (quantized(x, how.rotate).dequantized().double() for x in (call.q, call.k))
-        values = quantized(call.v, False)
-        v = values.dequantized().double()[..., :dim]
-        want, want_lse = truth(call, q, k, v)
-        spread = truth(call, q, k, v.abs())[0]
+        v = quantized(call.v, False).dequantized().double()[..., :dim]
+        want, want_lse = truth(call, q, k, v + off[:, :, None, :dim])
+        sized = v.abs() if call.sinks is None else v.abs() + off[:, :, None, :dim].abs()
+        spread = truth(call, q, k, sized)[0]  # what is wrong with P is multiplied with, and with a sink with its share
         lengths = float(q.norm(dim=3).max() * k.norm(dim=3).max()) * abs(float(call.scale))
         sums = 0 if corner == "small" else dim / 32 + 2  # of 32 products in FP16, and the cap
         half = (sums + 3) * 2.0**-11 * max(lengths, call.softcap or 0)  # the slope, and a difference of two
@@ -334,7 +338,12 @@ def fp8(rng: Random, root: str, corner: str = "") -> Case:
         largest = want.amax(3, keepdim=True) if corner == "small" else torch.ones(())  # of the probabilities, at most
         little = 1.25 * 2.0**-17 / low * largest  # for each key
         lost = little * (by_query_head(v.abs().sum(2, keepdim=True), q) + keys * spread)
-        close("out", out, want, (1 + u) * ((high / low - 1 + single) * spread + lost) + u * want.abs() + LEAST[dtype])
+        close(
+            "out",
+            out,
+            want,
+            (1 + u) * ((high / low - 1 + single) * spread + lost) + (u + single) * want.abs() + LEAST[dtype],
+        )
         close("lse", lse, want_lse, error - math.log(low) + 1.25 * 2.0**-17 * keys + 2 * FP32 * want_lse.abs())
         if corner in ("small", "zeros", "sizes", "far"):  # many scores are alike, modulo a step of P
             return
@@ -367,6 +376,8 @@ def values_of(rng: Random, v: torch.Tensor, corner: str) -> torch.Tensor:
     keys, dim = v.shape[2:]
     if corner == "small":
         return torch.eye(keys, dim, dtype=v.dtype).expand_as(v).contiguous()
+    if rng.random() < 0.5:  # far from 0, in every dimension otherwise
+        v = v + 5 * torch.randn(dim).to(v.dtype)
     return v * sizes_of_blocks(rng, v)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from assay import flash_attention, golden_attention
 from assay.cases.attention.inputs import DISTRIBUTIONS
-from assay.flash.fp8 import BLOCK, FORMATS, FP8, Quantized, quantize, rotation
+from assay.flash.fp8 import BLOCK, FORMATS, FP8, SAMPLE, Quantized, centres, quantize, rotation
 from tests.flash.reference import LINE, reference_attention
 from tests.interpreter import interpret
 
@@ -83,6 +83,34 @@ def test_products_of_short_rows_fit_fp16(form: str, scaling: str) -> None:
     rows = given.values.double().flatten(0, 2)
     products = (rows.abs() @ rows.abs().mT).amax()
     assert 80**2 < products <= 32000
+
+
+def values_of(v: torch.Tensor, fp8: FP8) -> torch.Tensor:
+    """V as it is multiplied: what is left without the centres in 8 bits, and those."""
+    off = centres(v)
+    whole = quantize(v, fp8, off=off).dequantized().double() + off[:, :, None].double()
+    return whole[..., : v.shape[3]]
+
+
+@pytest.mark.parametrize("rows", [1, SAMPLE, SAMPLE + 1, 5 * SAMPLE])
+def test_centres_are_means_of_rows(rows: int) -> None:
+    v = draw(2, 3, rows, 80) + 3.0
+    v[1, 2, 0, 5] = torch.inf
+    found = centres(v)
+    sample = v[:, :, :: -(-rows // SAMPLE)].double()
+    mean = np.nanmean(np.where(np.isfinite(sample.numpy()), sample.numpy(), np.nan), 2) if rows > 1 else None
+    if mean is not None:
+        np.testing.assert_allclose(found[..., :80], mean, rtol=2**-8)
+    assert (found[..., 80:] == 0).all()
+    assert found.isfinite().all()
+    assert torch.equal(found.bfloat16().float(), found)
+
+
+def test_values_far_from_0_lose_little() -> None:
+    """A dimension that is 100 in the mean has the spacing of 1."""
+    v = draw(1, 2, 300, 64)
+    near, far = (values_of(v + x, FP8()) - x for x in (0.0, 100.0))
+    assert rmse(far, v.double()) < 1.1 * rmse(near, v.double())
 
 
 @pytest.mark.parametrize("size", [448.0, 448.0 * 2.0**-7, np.nextafter(np.float32(448.0), np.float32(500.0))])
@@ -201,7 +229,7 @@ def test_is_attention_of_the_quantised_numbers(name: str, fp8: FP8) -> None:
     options = CASES[name]
     out, lse = flash_attention(q, k, v, fp8=fp8, return_lse=True, **options)
     rounded = [quantize(x, fp8, rotate=fp8.rotate, short=True).dequantized().double() for x in (q, k)]
-    rounded.append(quantize(v, fp8).dequantized().double()[..., :40])
+    rounded.append(values_of(v, fp8))
     doubles = {key: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
                for key, x in options.items()}  # fmt: skip
     if "cu_seqlens_q" in doubles:
@@ -381,7 +409,7 @@ def test_kernel_errs_by_the_cast_of_p(name: str, fp8: FP8) -> None:
     out, lse = flash_attention(q, k, v, fp8=fp8, return_lse=True, **options)
     assert torch.equal(out, flash_attention(q, k, v, fp8=fp8, **options))
     rounded = [quantize(x, fp8, rotate=fp8.rotate, short=True).dequantized().double() for x in (q, k)]
-    rounded.append(quantize(v, fp8).dequantized().double()[..., :value_dim])
+    rounded.append(values_of(v, fp8))
     options = {"scale": dim**-0.5} | options
     truth, truth_lse = reference_attention(*rounded, **options)
     budget = rmse(with_p_in_e4m3(*rounded, **options).bfloat16(), truth)
@@ -409,7 +437,7 @@ def test_scores_beyond_fp16(dim: int, causal: bool) -> None:
     plain = FP8(rotate=False)
     how: dict[str, Any] = {"scale": 700.0 * 64 / dim, "causal": causal}
     out, lse = flash_attention(q, k, v, fp8=plain, return_lse=True, **how)
-    rounded = quantize(v, plain).dequantized().double()
+    rounded = values_of(v, plain)
     truth, truth_lse = reference_attention(q.double(), k.double(), rounded, **how)
     spread = reference_attention(q.double(), k.double(), rounded.abs(), **how)[0]
     wrong = (out.double() - truth).abs() - 2**-8 * truth.abs() - (LINE[1] / LINE[0] - 1) * spread
@@ -457,8 +485,10 @@ def test_two_levels_lose_less() -> None:
     """Sums of one sign, which the tensor cores cut short: in FP32 they are not."""
     generator = torch.Generator("cuda").manual_seed(2)
     q, k = (torch.randn(1, 1, 8192, 128, device="cuda", generator=generator).bfloat16() for _ in range(2))
-    v = torch.ones_like(q)
-    short, whole = ((flash_attention(q, k, v, fp8=replace(FP8(), two_level=x)).double() - 1).mean().abs()
+    half = 1.0 - 2.0 * (torch.arange(8192, device="cuda") >= 4096)  # the mean is 0
+    v = half.bfloat16()[:, None].expand_as(q)
+    truth, _ = reference_attention(q.double(), k.double(), v.double(), scale=128**-0.5, causal=True)
+    short, whole = (rmse(flash_attention(q, k, v, causal=True, fp8=replace(FP8(), two_level=x)), truth)
                     for x in (False, True))  # fmt: skip
     assert whole < short
 

@@ -194,9 +194,9 @@ def test_fp8(dim: int, how: tuple[int | None, int | None, float | None]) -> None
     q, k, v = torch.zeros(3, 1, 2, 300, dim, dtype=torch.bfloat16)
     with on_hopper() as kernels:
         fp8_launch.forward(q, k, v, None, 0.1, *how, FP8())
-    (kernel,) = (kernel for kernel in kernels if kernel.name == "attention_forward_fp8_hopper")
-    check([kernel])
-    assert [kernel.metadata.shared <= SHARED for kernel in kernels if kernel.name == "quantize_blocks"] == 3 * [True]
+        fp8_launch.forward(q, k, v, None, 0.1, *how, FP8(two_level=False))
+    check([kernel for kernel in kernels if kernel.name == "attention_forward_fp8_hopper"])
+    assert [kernel.metadata.shared <= SHARED for kernel in kernels if kernel.name == "quantize_blocks"] == 6 * [True]
 
 
 def test_spills_are_found() -> None:

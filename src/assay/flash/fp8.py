@@ -22,6 +22,8 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SCALINGS = ("tensor", "head", "block")
 BLOCK = 128
 """Rows or keys that share a scale."""
+SAMPLE = 512
+"""Rows of V that its `centres` are the means of, at most."""
 SMALLEST = 2.0**-50
 """A scale at least: that of zeros. The product of two and of the scores' scale is still a number in FP32."""
 LONGEST = 160.0
@@ -88,7 +90,9 @@ class Quantized(NamedTuple):
         return (self.values.float() * rows).to(dtype)
 
 
-def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False, short: bool = False) -> Quantized:
+def quantize(
+    x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False, short: bool = False, off: Tensor | None = None
+) -> Quantized:
     """x (B, H, N, D) as 8-bit numbers with scales.
 
     Args:
@@ -96,6 +100,7 @@ def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False, short: 
         fp8: Format and scaling; its `rotate` is not looked at, since V is not rotated.
         rotate: By the matrix of `rotation`. Q and K rotated alike have the scores that they had.
         short: With scales that make no row longer than 160, as those of Q and K are; else the largest number counts.
+        off: What is taken off first, for every dimension: `centres` of V.
     """
     if fp8 is not None and not isinstance(fp8, FP8):
         raise ValueError(f"fp8 must be None or an FP8(format=…, scaling=…), got {fp8!r}.")
@@ -110,17 +115,35 @@ def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False, short: 
     fp8 = FP8() if fp8 is None else fp8
     if x.is_cuda:
         with torch.cuda.device(x.device):  # Triton launches on the current device, whatever its arguments say
-            quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, fp8, rotate, short)
+            quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, off, fp8, rotate, short)
         return quantized
     with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # a rotation in 16 bits would round
-        return _quantize_plainly(x, fp8, rotate, short)
+        return _quantize_plainly(x, off, fp8, rotate, short)
 
 
-def _quantize_plainly(x: Tensor, fp8: FP8, rotate: bool, short: bool) -> Quantized:
+def centres(v: Tensor) -> Tensor:
+    """(B, H, D padded) FP32, numbers that bf16 holds: about the mean of every dimension of V.
+
+    V is quantised less these, and they are added to the output: sums of what is left stay small. They are those of up
+    to 512 rows, evenly apart, and of finite numbers.
+    """
+    if v.is_cuda:
+        with torch.cuda.device(v.device):
+            found: Tensor = import_module("assay.flash.fp8_launch").centres(v)
+        return found
+    rows = v[:, :, :: max(1, -(-v.shape[2] // SAMPLE))].float()
+    finite = rows.isfinite()
+    mean = rows.where(finite, 0.0).sum(2) / finite.sum(2).clamp(min=1)
+    return torch.nn.functional.pad(mean.bfloat16().float(), (0, room(v.shape[3]) - v.shape[3]))
+
+
+def _quantize_plainly(x: Tensor, off: Tensor | None, fp8: FP8, rotate: bool, short: bool) -> Quantized:
     """In plain torch operations."""
     rows, dim = x.shape[2], x.shape[3]
     blocks = -(-rows // BLOCK)
     wide = torch.nn.functional.pad(x.float(), (0, room(dim) - dim))
+    if off is not None:
+        wide = wide - off[:, :, None]
     if rotate:
         wide = wide @ rotation(room(dim)).to(x.device)
     finite = wide.isfinite()
@@ -209,11 +232,14 @@ def check_alone(fp8: FP8, cu_seqlens: Tensor | None) -> None:
 def rounded(q: Tensor, k: Tensor, v: Tensor, fp8: FP8) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V as numbers that 8 bits hold: for what multiplies them in more bits. D is padded where it is rotated.
 
-    16-bit inputs become bf16, which holds every quantised number.
+    16-bit inputs become bf16, which holds every quantised number; V is rounded to it once more.
     """
     dtype = torch.float32 if q.dtype == torch.float32 else torch.bfloat16
     q, k = (quantize(x, fp8, rotate=fp8.rotate, short=True).dequantized(dtype) for x in (q, k))
-    return q, k, quantize(v, fp8).dequantized(dtype)[..., : v.shape[3]]
+    with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
+        off = centres(v)
+        wide = quantize(v, fp8, off=off).dequantized() + off[:, :, None]
+    return q, k, wide[..., : v.shape[3]].to(dtype)
 
 
 def fp8_forward(

@@ -10,37 +10,57 @@ import triton
 from assay.flash import fp8 as quantisation
 from assay.flash import gpu
 from assay.flash.descriptors import gluon_tiles
-from assay.flash.fp8 import BLOCK, FP8, Quantized, room, shared_scales
+from assay.flash.fp8 import BLOCK, FP8, SAMPLE, Quantized, room, shared_scales
 from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8_hopper
-from assay.flash.kernels.quantize import quantize_blocks
+from assay.flash.kernels.quantize import find_centres, quantize_blocks
 from assay.flash.kernels.tile import Scores, Span
 from assay.flash.lasting import lasting
 from assay.flash.layout import is_aligned
 
 _LOG2_E = 1.4426950408889634
-All = tuple[Quantized, Quantized, Quantized]
-"""Q and K of `quantize`, V of `quantize_values`."""
+All = tuple[Quantized, Quantized, Quantized, torch.Tensor]
+"""Q and K of `quantize`, V of `quantize_values` less its `centres`, and those."""
 _MOST_CAP = 2.0**24
 """A softcap beyond changes no score that FP16 holds, but what it makes of them FP16 does not hold."""
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
 
-def quantize(x: torch.Tensor, fp8: FP8, rotate: bool, short: bool) -> Quantized:
+def centres(v: torch.Tensor) -> torch.Tensor:
+    """See `fp8.centres`."""
+    batch, heads, rows, dim = v.shape
+    found = torch.empty(batch, heads, room(dim), dtype=torch.float32, device=v.device)
+    if v.numel() == 0:
+        return found.zero_()
+    step = triton.cdiv(rows, SAMPLE)
+    find_centres[(batch * heads,)](
+        v, v.stride(), found, rows, heads, step, DIM=dim, BLOCK_DIM=room(dim), SAMPLE=SAMPLE, enable_fp_fusion=True
+    )
+    return found
+
+
+def quantize(x: torch.Tensor, off: torch.Tensor | None, fp8: FP8, rotate: bool, short: bool) -> Quantized:
     """See `fp8.quantize`."""
     values = torch.empty(*x.shape[:3], room(x.shape[3]), dtype=fp8.dtype, device=x.device)
-    return Quantized(values, _fill(x, values, fp8, rotate, short, transposed=False))
+    return Quantized(values, _fill(x, off, values, fp8, rotate, short, transposed=False))
 
 
-def quantize_values(v: torch.Tensor, fp8: FP8) -> Quantized:
+def quantize_values(v: torch.Tensor, off: torch.Tensor, fp8: FP8) -> Quantized:
     """V as the kernel takes it, (B, H, D, keys): whole blocks of keys, in the order of `in_thread_order`."""
     keys = triton.cdiv(v.shape[2], BLOCK) * BLOCK
     values = torch.empty(*v.shape[:2], room(v.shape[3]), keys, dtype=fp8.dtype, device=v.device)
-    return Quantized(values, _fill(v, values, fp8, False, False, transposed=True))
+    return Quantized(values, _fill(v, off, values, fp8, False, False, transposed=True))
 
 
 def _fill(
-    x: torch.Tensor, values: torch.Tensor, fp8: FP8, rotate: bool, short: bool, *, transposed: bool
+    x: torch.Tensor,
+    off: torch.Tensor | None,
+    values: torch.Tensor,
+    fp8: FP8,
+    rotate: bool,
+    short: bool,
+    *,
+    transposed: bool,
 ) -> torch.Tensor:
     """Fills `values`, and returns the scales."""
     batch, heads, rows, dim = x.shape
@@ -57,6 +77,7 @@ def _fill(
         quantize_blocks[grid](
             x,
             x.stride(),
+            off,
             turns,
             scales,
             out,
@@ -127,7 +148,9 @@ def forward(
 def quantize_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fp8: FP8) -> All:
     """As `attend` takes them; a negative scale's sign goes into Q."""
     turned = -q if scale < 0 else q
-    return quantize(turned, fp8, fp8.rotate, True), quantize(k, fp8, fp8.rotate, True), quantize_values(v, fp8)
+    off = centres(v)
+    q8, k8 = (quantize(x, None, fp8, fp8.rotate, True) for x in (turned, k))
+    return q8, k8, quantize_values(v, off, fp8), off
 
 
 def attend(
@@ -145,7 +168,7 @@ def attend(
 
     Two levels of sums at D_v 256 take two turns, each over half of V's dimensions.
     """
-    q, k, v = quantised
+    q, k, v, off = quantised
     value_dim, step = out.shape[3], v.values.shape[2]
     span = Span(q.values.shape[2], k.values.shape[2], left, right)
     if softcap is not None and softcap > _MOST_CAP:
@@ -158,8 +181,10 @@ def attend(
         step = min(step, _LARGEST_PRODUCT)
     scales = Scales(q.scales, k.scales, v.scales, v.scales.amax(2), q.scales.shape[2], k.scales.shape[2])
     batches, heads = q.values.shape[:2]
-    tiles = triton.cdiv(q.values.shape[2], 128) * batches * heads
     dim = q.values.shape[3]
+    # Where the registers hold what three consumers need, they are faster: somebody always multiplies.
+    consumers = 3 if max(dim, step) <= 128 and not two_level and softcap is None else 2
+    tiles = triton.cdiv(q.values.shape[2], 64 * consumers) * batches * heads
     for first in range(0, value_dim, step):
         part = out[..., first : first + step]
         attention_forward_fp8_hopper[(min(tiles, gpu.processors(out.device.index)),)](
@@ -176,6 +201,8 @@ def attend(
             span,
             scores,
             scales,
+            off[..., first:],
+            off.stride(1),
             batches,
             heads,
             heads // k.values.shape[1],
@@ -183,6 +210,7 @@ def attend(
             STAGES=4 if max(dim, step) <= 128 else 2,
             Q_IN_REGISTERS=dim <= 128 and not two_level,
             TWO_LEVEL=two_level,
+            CONSUMERS=consumers,
             num_warps=4,
             enable_fp_fusion=True,
         )

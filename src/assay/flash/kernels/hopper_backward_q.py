@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from assay.flash.kernels.gluon_names import copy_in, copy_out, thread_barrier
 from assay.flash.kernels.hopper_queue import claim, next_tile, numbers, tell_tile
-from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
+from assay.flash.kernels.hopper_rows import blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
     LOG2_E,
     ROWS,
@@ -38,6 +38,9 @@ from assay.flash.kernels.hopper_shared import (
     unpacked,
     zero_unknown_to_compiler,
 )
+
+CONSUMERS = gl.constexpr(2)
+TILE = gl.constexpr(128)  # rows, of both
 
 
 class Buffers(NamedTuple):
@@ -85,13 +88,13 @@ def produce(
     COLUMNS: gl.constexpr = buffers.k.shape[1]
     K_STAGES: gl.constexpr = buffers.k.shape[0]
     V_STAGES: gl.constexpr = buffers.v.shape[0]
-    tiles = blocks_of(places, span) * batches * heads
+    tiles = blocks_of(places, span, TILE) * batches * heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     cleaned = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, heads, group, COLUMNS)
+        work = work_of(tile, places, span, batches, heads, group, TILE, COLUMNS)
         for consumer in gl.static_range(CONSUMERS):
             full = buffers.q_full.index(consumer)
             mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
@@ -199,19 +202,19 @@ def consume(
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
-    tiles = blocks_of(places, span) * batches * heads
+    tiles = blocks_of(places, span, TILE) * batches * heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, places, span, batches, heads, group, COLUMNS)
+        work = work_of(tile, places, span, batches, heads, group, TILE, COLUMNS)
         dq = attend(
             log2_lse, delta, room, places, span, scores, heads, buffers, work, count, step,
             consumer, BLOCK_DIM, LARGE,
         )  # fmt: skip
         step += work.end - work.begin
         if LARGE:  # worked out again: kept over the loops it would fill the registers
-            work = work_of(tile + zero_unknown_to_compiler(step), places, span, batches, heads, group, COLUMNS)
+            work = work_of(tile + zero_unknown_to_compiler(step), places, span, batches, heads, group, TILE, COLUMNS)
         rows_at = work.batch, work.head, work.before_q, work.first_row + consumer * ROWS, work.len_q
         buffer = buffers.out.index(consumer)
         put(dq_tiles, dq_out, dq_strides, dq * gradient_scale, rows_at, buffer, places is not None, DIM)

@@ -32,9 +32,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.gluon_names import copy_in, thread_barrier
-from assay.flash.kernels.hopper_fragments import by_row, largest_halves, rescaled
+from assay.flash.kernels.hopper_fragments import by_row, largest_halves, less, rescaled
 from assay.flash.kernels.hopper_queue import claim_tile, next_tile, numbers
-from assay.flash.kernels.hopper_rows import CONSUMERS, blocks_of, seen, work_of
+from assay.flash.kernels.hopper_rows import blocks_of, seen, work_of
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
@@ -125,16 +125,18 @@ class Buffers(NamedTuple):
 
 
 @gluon.jit
-def produce(q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group):
+def produce(given):
     """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
+    q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group = given
     COLUMNS: gl.constexpr = buffers.k.shape[1]
     STAGES: gl.constexpr = buffers.k.shape[0]
-    tiles = blocks_of(None, span) * batches * heads
+    CONSUMERS: gl.constexpr = buffers.q.shape[0]
+    tiles = blocks_of(None, span, ROWS * CONSUMERS) * batches * heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, None, span, batches, heads, group, COLUMNS)
+        work = work_of(tile, None, span, batches, heads, group, ROWS * CONSUMERS, COLUMNS)
         for consumer in gl.static_range(CONSUMERS):
             mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
             mbarrier.expect(buffers.q_full.index(consumer), q_tiles.block_type.nbytes)
@@ -241,22 +243,24 @@ def singles(p, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def nearer(s, above, unit):
-    """Scores less a number of each row, and what is left of `above`: next to nothing, as FP16 holds it.
+def near(above, unit):
+    """A number to take from a row's scores, twice, and what is then left of `above`: next to nothing, as FP16 holds it.
 
     Of a block far below the maximum some thousands are left, enough that all its P are 0. Too much gives NaN.
     """
-    middle = gl.minimum(gl.maximum(above / gl.maximum(unit, 2.0**-120), -MOST_SCORE), MOST_SCORE).to(gl.float16)
-    left = gl.minimum(above - middle.to(gl.float32) * unit, 8000.0)
-    return s - gl.expand_dims(middle, 1), gl.where(gl.abs(above) < MOST_LOGARITHM, left, float("nan"))
+    middle = gl.minimum(gl.maximum(above / gl.maximum(unit, 2.0**-120), -MOST_SCORE), MOST_SCORE)
+    pair = twice(middle)
+    left = gl.minimum(above - of_pair(pair) * unit, 8000.0)
+    return pair, gl.where(gl.abs(above) < MOST_LOGARITHM, left, float("nan"))
 
 
 @gluon.jit
 def softmax(s, state, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
     """One block's scores → P times 2⁸ (see `probabilities`), what `State` has of it, and the factor for the rest.
 
-    P is relative to the reference, which is a little above the maximum: `start` is a number that FP16 holds. While the
-    maximum stays the same, so does the reference.
+    FP16 holds `start` as a whole number, so that the largest P lies somewhere in a step of E4M3: u of it, from 0 to 1.
+    There a line with k of eight parts is log2(1 + k / 8) - (k + u) / 8 too large; with k as here that is next to
+    nothing. `room` is for what FP16 rounds off `start` and the slope. The reference is what P is relative to then.
     """
     if scores.cap is not None:
         s = (tanh(s.to(gl.float32) * unit) * 16384.0).to(gl.float16)
@@ -270,12 +274,17 @@ def softmax(s, state, block, unit, tile, work, span, scores, LAYOUT: gl.constexp
         above = gl.where(latest == float("-inf"), 0.0, latest)
     largest = gl.maximum(state.largest, unit * MOST_SCORE)
     base = gl.zeros_like(above)
-    if largest > FAR:
-        s, left = nearer(s, above, unit)
+    pair = gl.zeros_like(above).to(gl.uint32, bitcast=True)
+    far = largest > FAR
+    if far:
+        pair, left = near(above, unit)
         base = above - left
         above = left
-    start = START - CUT - 8.0 * above
-    start = twice(gl.floor(start - gl.abs(start) * 2.0**-11))  # such that no rounding, nor the slope's, lifts a P
+    s = less(s, pair, far)
+    steps = gl.floor(8.0 * above + CUT)
+    quarters = gl.floor(32.0 * above + 4.0 * CUT + 0.2)
+    room = gl.floor(gl.abs(above) * 2.0**-6)
+    start = twice((START + quarters) - 5.0 * steps - room)
     reference = base + (START - CUT - of_pair(start)) * 0.125
     slope = gl.full([ROWS], 0.0, gl.float32, latest.type.layout)
     slope += gl.minimum(gl.maximum(unit * 8.0, 2.0**-24), 65504.0)
@@ -358,19 +367,20 @@ def row_sums(p, buffers):
 
 @gluon.jit
 def consume(
-    out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-    consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    given, consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
-    tiles = blocks_of(None, span) * batches * heads
+    out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, batches, heads, group, buffers = given
+    CONSUMERS: gl.constexpr = buffers.q.shape[0]
+    tiles = blocks_of(None, span, ROWS * CONSUMERS) * batches * heads
     tile = gl.program_id(0)
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, None, span, batches, heads, group, buffers.k.shape[1])
+        work = work_of(tile, None, span, batches, heads, group, ROWS * CONSUMERS, buffers.k.shape[1])
         attend(
-            out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, step,
-            consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,
+            out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, heads, group, buffers, work, count,
+            step, consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,
         )  # fmt: skip
         step += work.end - work.begin
         tile = next_tile(buffers, count)
@@ -380,7 +390,7 @@ def consume(
 
 @gluon.jit
 def attend(
-    out_tiles, out, out_strides, lse, sinks, span, scores, scales, heads, group, buffers, work, count, earlier,
+    out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, heads, group, buffers, work, count, earlier,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
 ):  # fmt: skip
     """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
@@ -394,7 +404,11 @@ def attend(
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, ROW_LAYOUT)
     kv_head = work.batch * (heads // group) + work.kv_head
-    q_place = (work.batch * heads + work.head) * scales.q_blocks + work.first_row // (ROWS * CONSUMERS)
+    q_place = (work.batch * heads + work.head) * scales.q_blocks
+    if buffers.q.shape[0] == 2:
+        q_place += work.first_row // COLUMNS
+    else:
+        q_place += gl.minimum((work.first_row + consumer * ROWS) // COLUMNS, scales.q_blocks - 1)
     unit = scores.scale * gl.load(scales.q + q_place)
     tile = Rows(
         rows,
@@ -469,15 +483,22 @@ def attend(
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries
     gl.store(lse + place + rows, (state.reference + gl.log2(row_sum) - LARGEST_P) * LN_2, mask=rows < work.len_q)
     rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
-    buffer = buffers.out.index(consumer)
-    write(out_tiles, out, out_strides, by_row(output, inverse), rows_at, buffer, False, VALUE_DIM)
+    share = gl.where(row_sum == 0.0, 0.0, 1.0)  # of the keys in P
+    if sinks is not None:
+        share -= 2.0**LARGEST_P * gl.exp2(sink - state.reference) / row_sum
+    columns = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, O_LAYOUT))
+    centre = gl.expand_dims(gl.load(off[0] + kv_head.to(gl.int64) * off[1] + columns), 0)
+    share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, O_LAYOUT)), 1)
+    output = by_row(output, inverse) + share * centre
+    write(out_tiles, out, out_strides, output, rows_at, buffers.out.index(consumer), False, VALUE_DIM)
 
 
 @gluon.jit
 def attention_forward_fp8_hopper(
-    q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, batches, heads,
-    group,
+    q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, centres,
+    centre_stride, batches, heads, group,
     VALUE_DIM: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
+    CONSUMERS: gl.constexpr,
 ):  # fmt: skip
     """Grid: as many CTAs as run at once. `counter` is 0 at the start."""
     COLUMNS: gl.constexpr = k_tiles.block_type.shape[2]
@@ -503,14 +524,27 @@ def attention_forward_fp8_hopper(
     ones = gl.full([SUMS, COLUMNS], ONE, gl.uint8, ONES_LAYOUT)  # not cast: ptxas 12.8 gave two bytes of four of them
     buffers.ones.index(0).store(ones.to(gl.float8e4nv, bitcast=True))
     fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
-    gl.warp_specialize(
-        [
-            (produce, (q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group)),
-            (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-                       0, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
-            (consume, (out_tiles, out, out_strides, lse, sinks, span, scores, scales, batches, heads, group, buffers,
-                       1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
-        ],
-        [4, 4],
-        [240, 240],
-    )  # fmt: skip
+    loads = q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group
+    off = centres, centre_stride
+    rest = out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, batches, heads, group, buffers
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (produce, (loads,)),
+                (consume, (rest, 0, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
+                (consume, (rest, 1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
+            ],
+            [4, 4],
+            [240, 240],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (produce, (loads,)),
+                (consume, (rest, 0, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
+                (consume, (rest, 1, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
+                (consume, (rest, 2, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL)),
+            ],
+            [4, 4, 4],
+            [160, 160, 160],
+        )

@@ -186,6 +186,37 @@ def largest_halves(s):
     return firsts(s)
 
 
+@gluon.constexpr_function
+def _less(registers):
+    """PTX: one thread's pairs of FP16, less a pair for each of its two rows, if the last operand is not 0."""
+    rows = 2 * registers
+    lines = [
+        ".reg .pred p;",
+        f"setp.ne.s32 p, ${2 * rows}, 0;",
+        "@!p bra.uni KEPT;",
+        *(f"sub.rn.f16x2 ${r}, ${r}, ${rows + 2 * (r & 1)};" for r in range(registers)),
+        "KEPT:",
+    ]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.jit
+def less(s, pairs, condition):
+    """A warpgroup's scores in FP16, less a number of each row, given twice; as they were if the condition is not met.
+
+    Written in Triton, both ways out of the `if` would take every pair apart.
+    """
+    ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    return gl.inline_asm_elementwise(
+        _less(ELEMENTS // 2),
+        _in_place(ELEMENTS // 2, "r", "r", "r", "r", kind="r"),
+        [s, gl.expand_dims(pairs, 1), condition.to(gl.int32)],
+        dtype=gl.float16,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+
+
 @gluon.jit
 def halves(x):
     """The left and the right half of x: registers, no traffic."""

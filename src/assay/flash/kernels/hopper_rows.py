@@ -1,4 +1,4 @@
-"""Tiles of rows on Hopper, for dQ and for FP8: 128 rows of one head, and the blocks of keys that they see."""
+"""Tiles of rows on Hopper, for dQ and for FP8: 128 or 192 rows of one head, and the blocks of keys that they see."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 from __future__ import annotations
@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_shared import ROWS, fields_of
+from assay.flash.kernels.hopper_shared import fields_of
 
-CONSUMERS = gl.constexpr(2)
 TOGETHER = gl.constexpr(4)  # heads
 
 
@@ -37,21 +36,21 @@ class Work(NamedTuple):
 
 
 @gluon.jit
-def blocks_of(places, span):
+def blocks_of(places, span, TILE: gl.constexpr):
     """Blocks of rows of a head. Packed: `places` begins with their number: see `count_places`."""
     if places is None:
-        return gl.cdiv(span.queries, ROWS * CONSUMERS)
+        return gl.cdiv(span.queries, TILE)
     else:
         return gl.load(places)
 
 
 @gluon.jit
-def work_of(tile, places, span, batches, heads, group, COLUMNS: gl.constexpr):
+def work_of(tile, places, span, batches, heads, group, TILE: gl.constexpr, COLUMNS: gl.constexpr):
     """A tile's rows, and which blocks of keys they see.
 
     Tiles go by four heads, whose K and V stay in the cache; of these, those of late rows, which see more, go first.
     """
-    blocks = blocks_of(places, span)
+    blocks = blocks_of(places, span, TILE)
     first_head = tile // (blocks * TOGETHER) * TOGETHER
     together = gl.minimum(batches * heads - first_head, TOGETHER)
     number = tile - first_head * blocks
@@ -64,8 +63,8 @@ def work_of(tile, places, span, batches, heads, group, COLUMNS: gl.constexpr):
     len_q, len_k = span.queries, span.keys
     if places is not None:
         sequence, block, before_q, len_q, before_k, len_k = fields_of(places, block)
-    first = block * (ROWS * CONSUMERS)
-    last = gl.minimum(first + ROWS * CONSUMERS, len_q) - 1
+    first = block * TILE
+    last = gl.minimum(first + TILE, len_q) - 1
     shift = len_k - len_q
     begin = 0
     end = gl.cdiv(len_k, COLUMNS)

@@ -104,9 +104,39 @@ def squares_in(part: tl.tensor, factor: tl.tensor, FINITE: tl.constexpr) -> tl.t
 
 
 @triton.jit
+def find_centres(
+    x: tl.tensor,
+    x_strides: tl.tuple,
+    centres: tl.tensor,
+    rows: tl.tensor,
+    heads: tl.tensor,
+    step: tl.tensor,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    SAMPLE: tl.constexpr,
+) -> None:
+    """A program has one head: (B, H, BLOCK_DIM) of the means of every `step`th row, of numbers that are finite."""
+    line = tl.program_id(0)
+    start = x + (line // heads).to(tl.int64) * x_strides[0] + (line % heads).to(tl.int64) * x_strides[1]
+    dim = tl.arange(0, BLOCK_DIM)
+    total = tl.zeros((BLOCK_DIM,), tl.float32)
+    number = tl.zeros((BLOCK_DIM,), tl.float32)
+    for first in tl.static_range(0, SAMPLE, 64):
+        row = (first + tl.arange(0, 64)[:, None]) * step
+        there = (row < rows) & (dim < DIM)[None, :]
+        part = tl.load(start + row.to(tl.int64) * x_strides[2] + dim[None, :] * x_strides[3], mask=there, other=0.0)
+        there &= size_of(part) < INFINITE
+        total += tl.sum(tl.where(there, part, 0.0).to(tl.float32), 0)
+        number += tl.sum(there.to(tl.float32), 0)
+    centre = tl.div_rn(total, tl.maximum(number, 1.0)).to(tl.bfloat16).to(tl.float32)
+    tl.store(centres + line.to(tl.int64) * BLOCK_DIM + dim, centre)
+
+
+@triton.jit
 def quantize_blocks(
     x: tl.tensor,
     x_strides: tl.tuple,
+    centres: tl.tensor,
     turns: tl.tensor,
     scales: tl.tensor,
     out: tl.tensor,
@@ -129,7 +159,7 @@ def quantize_blocks(
     Scales are (B, H, blocks), read if GIVEN, else written; LONGEST, if not None, is the longest row that they make.
     `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
     (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. For `turns`, which may be None, see
-    `rotated`: with them 64 dimensions are taken at a time, else all at once.
+    `rotated`: with them 64 dimensions are taken at a time, else all at once. `centres`, if not None, are taken off.
     """
     PARTS: tl.constexpr = 1 if turns is None else BLOCK_DIM // 64
     WIDTH: tl.constexpr = BLOCK_DIM // PARTS
@@ -147,7 +177,11 @@ def quantize_blocks(
         parts = ()
         for i in tl.static_range(PARTS):
             there = (row < rows) & (i * WIDTH + dim < DIM)
-            parts += (tl.load(start + (i * WIDTH + dim) * x_strides[3], mask=there, other=0.0),)
+            part = tl.load(start + (i * WIDTH + dim) * x_strides[3], mask=there, other=0.0)
+            if centres is not None:
+                off = tl.load(centres + line.to(tl.int64) * BLOCK_DIM + i * WIDTH + dim)
+                part = tl.where(there, part.to(tl.float32) - off, 0.0)
+            parts += (part,)
         if turns is not None:
             parts = rotated(parts, turns, kept)
         if GIVEN:
