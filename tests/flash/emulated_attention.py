@@ -132,12 +132,13 @@ def negative(rng: Random, root: str) -> Case | None:
 
 
 def leaning(rng: Random, root: str) -> Case | None:
-    """ALiBi as a step of Q·Kᵀ: slopes and scales of all sizes, past what 16 bits hold."""
+    """ALiBi as a step of Q·Kᵀ: slopes and scales of all sizes, past what 16 bits hold; over keys ahead, too."""
     launch = loader_of(root, int(rng.integers(1, 4))).load("assay.flash.launch")
     launch._few_queries = lambda call: False
     call = leaning_call(rng, random_call(rng, launch.Call, FORWARD_DIMS[rng.integers(len(FORWARD_DIMS))]))
     assert launch.hopper.leans(call)
-    return forward_of(call, None, launch)
+    right = (0, None, int(rng.integers(-100, 300)))[rng.integers(3)]
+    return forward_of(replace(call, right=right), None, launch)
 
 
 def leaning_call(rng: Random, call: Any) -> Any:
@@ -156,7 +157,7 @@ def consumers(rng: Random, root: str) -> Case | None:
     call = replace(call, right=0, slopes=None)
     if rng.random() < 0.7:
         slopes = torch.rand(call.sequences if call.packed else len(call.q), call.q.shape[1])
-        call = replace(call, slopes=slopes, scale=0.1, softcap=None)
+        call = replace(call, slopes=slopes, scale=0.1, softcap=None, right=int(rng.choice([0, 100])))
 
     def results(short: int) -> tuple[torch.Tensor, ...]:
         tiles.SHORT = short

@@ -28,6 +28,7 @@ CASES = {
     "causal": Case(queries=513, keys=513, causal=True),
     "window": Case(queries=600, keys=600, window=(100, 0)),
     "gqa, alibi": Case(queries=260, keys=260, causal=True, alibi=True, heads=(8, 2)),
+    "alibi, no mask": Case(queries=513, keys=513, alibi=True),
 }
 BROKEN = """
         /*0000*/ UMOV UR18, 0x1 ;

@@ -56,6 +56,27 @@ FAULTS = {
         "slope = slope * 1.0",
         "AssertionError: ",
     ),
+    "keys ahead that lean as those behind": (
+        "leaning",
+        KERNEL,
+        "slope, turned(lean))",
+        "slope, lean)",
+        "AssertionError: ",
+    ),
+    "a block that is not all ahead": (
+        "leaning",
+        "hopper_tiles.py",
+        "gl.maximum(position + ROWS - 1, 0), COLUMNS)",
+        "gl.maximum(position, 0), COLUMNS)",
+        "AssertionError: ",
+    ),
+    "a block that is not all behind": (
+        "leaning",
+        "hopper_tiles.py",
+        "gl.maximum(position + 1, 0) // COLUMNS",
+        "gl.maximum(position + ROWS, 0) // COLUMNS",
+        "AssertionError: ",
+    ),
     "a slope in 16 bits, backward": (
         "leaning_backward",
         "hopper_alibi.py",
@@ -153,6 +174,6 @@ def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
     text = kernel.read_text(encoding="utf-8")
     assert old in text
     kernel.write_text(text.replace(old, new), encoding="utf-8")
-    done = run(tmp_path, kind, 25 if kind == "fp8_corners" else 10)
+    done = run(tmp_path, kind, 25 if kind in ("fp8_corners", "leaning") else 10)
     assert done.returncode == 1
     assert said in done.stderr

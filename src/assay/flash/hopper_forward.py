@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+import triton
 
 from assay.flash import gpu, hopper, replay
 from assay.flash.call import Call
@@ -51,7 +52,7 @@ def forward(
         counter(q.device),
         places(call, "q", blocks, rows),
         span,
-        scores if hopper.leans(call) else scores._replace(near=None),
+        scores._replace(near=triton.language.constexpr(True) if _leans(call) else None),
         batches,
         heads,
         call.group,
@@ -86,8 +87,14 @@ def shape_of(call: Call) -> Shape:
     ALiBi that is not a product takes registers of its own.
     """
     small = max(call.q.shape[3], call.v.shape[3]) <= 64
-    three = small and (call.slopes is None or hopper.leans(call)) and not _few_keys(call)
-    return _shape(call.q.shape[3], call.v.shape[3], hopper.columns(call), three, _wide(call))
+    three = small and (call.slopes is None or _leans(call)) and not _few_keys(call)
+    around = _leans(call) and call.right != 0
+    return _shape(call.q.shape[3], call.v.shape[3], hopper.columns(call), three, _wide(call), around)
+
+
+def _leans(call: Call) -> bool:
+    """Whether ALiBi can be a step of Q·Kᵀ: a softcap would come in between, and a small scale go past FP16."""
+    return call.slopes is not None and call.softcap is None and abs(call.scale) > 0.01
 
 
 def _few_keys(call: Call) -> bool:
@@ -104,7 +111,7 @@ def _wide(call: Call) -> bool:
 
 
 @cache
-def _shape(dim: int, value_dim: int, columns: int, three: bool, wide: bool) -> Shape:
+def _shape(dim: int, value_dim: int, columns: int, three: bool, wide: bool, around: bool) -> Shape:
     return Shape(
         consumers=3 if three else 2,
         columns=columns,
@@ -115,4 +122,5 @@ def _shape(dim: int, value_dim: int, columns: int, three: bool, wide: bool) -> S
         turns=three,
         stages=4 if max(dim, value_dim) <= 64 and not three else 2,
         ends="right" if wide else "all",
+        around=around,
     )

@@ -1,8 +1,9 @@
-"""ALiBi on Hopper's tensor cores, of keys that are never ahead of their query ("near").
+"""ALiBi on Hopper's tensor cores.
 
-Within a block a key's bias is slope · column, the same for all rows and blocks: a product of rank one, which is one
-more step of Q·Kᵀ. `lean_of` takes Q's place in it and `leaning` that of K. What a block has in common, `ahead_of`, and
-what a row has, which its LSE loses, are left to maximum and exponent.
+Within a block of keys that are not ahead of their query ("near") a key's bias is slope · column, the same for all rows
+and blocks: a product of rank one, which is one more step of Q·Kᵀ. `lean_of` takes Q's place in it and `leaning` that of
+K. What a block has in common, `ahead_of`, and what a row has, which its LSE loses, are left to maximum and exponent.
+Blocks of keys that are all ahead lean the other way; in the one or two between, what is wrong is taken off.
 
 Backward, scores are (keys, rows), and `lean_of_keys` times `leaning_rows` is slope · (key − row).
 """
@@ -47,6 +48,14 @@ def lean_of(slope, scores, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     rest = lean - large * 256.0 - small
     parts = gl.where(column == 0, large, gl.where(column == 1, small, gl.where(column == 2, rest, 0.0)))
     return (gl.full([ROWS, 16], 0.0, gl.float32, LAYOUT) + gl.expand_dims(parts, 0)).to(dtype)
+
+
+@gluon.jit
+def turned(lean):
+    """With the other sign. In assembly, so that there is no keeping both: registers are few."""
+    return gl.inline_asm_elementwise(
+        "xor.b32 $0, $1, 0x80008000;", "=r,r", [lean], dtype=lean.dtype, is_pure=True, pack=2
+    )
 
 
 @gluon.jit

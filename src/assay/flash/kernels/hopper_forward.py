@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.gluon_names import copy_in, thread_barrier
-from assay.flash.kernels.hopper_alibi import ahead_of, bounded, lean_of, leaning
+from assay.flash.kernels.hopper_alibi import ahead_of, bounded, lean_of, leaning, turned
 from assay.flash.kernels.hopper_fragments import halves, log2, narrowed, rescaled, widened
 from assay.flash.kernels.hopper_queue import FIELDS, claim, hear, numbers, tell
 from assay.flash.kernels.hopper_shared import (
@@ -45,7 +45,7 @@ from assay.flash.kernels.hopper_shared import (
     write,
 )
 from assay.flash.kernels.hopper_softmax import Rows, softmax
-from assay.flash.kernels.hopper_tiles import Work, blocks_of, keys_of, within, work_of
+from assay.flash.kernels.hopper_tiles import Work, blocks_of, keys_of, sides_of, within, work_of
 from assay.flash.kernels.hopper_turns import named_barrier, pass_turn, take_turn
 
 
@@ -64,7 +64,7 @@ class Buffers(NamedTuple):
     v_raw: Any
     """Packed: V is there, and not yet cleaned."""
     leaning: Any
-    """Near ALiBi: what Q's `lean` is multiplied by."""
+    """ALiBi that leans: what Q's `lean` is multiplied by."""
     note: Any
     """What the next tile is, from the producer to the consumers."""
     note_full: Any
@@ -99,6 +99,8 @@ class Shape:
     """Of K and V."""
     ends: str
     """The mask of a row's last blocks: "all", or "right" if none of them can begin before its window."""
+    around: bool
+    """ALiBi that leans, also over keys ahead of their query."""
 
     @property
     def q_stages(self) -> int:
@@ -191,7 +193,7 @@ def produce(given, SHAPE: gl.constexpr):
 
 @gluon.jit
 def multiplied(q, lean, buffers, stage, LAYOUT: gl.constexpr):
-    """Q·Kᵀ, in flight. With near ALiBi a key's bias within its block is the last step of the same sum."""
+    """Q·Kᵀ, in flight. With ALiBi that leans, a key's bias within its block is the last step of the same sum."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
     s = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
@@ -202,7 +204,8 @@ def multiplied(q, lean, buffers, stage, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def half_block(
-    s, maximum, row_sum, start, own, ahead, work, span, scores, SIDE: gl.constexpr, MASK: gl.constexpr
+    s, maximum, row_sum, start, own, ahead, work, span, scores,
+    SIDE: gl.constexpr, MASK: gl.constexpr, AROUND: gl.constexpr,
 ):  # fmt: skip
     """`softmax` of a block of which one half is seen at most, 0 the left one; the other half's exponentials are 0."""
     WIDTH: gl.constexpr = s.shape[1] // 2
@@ -214,7 +217,8 @@ def half_block(
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, S_LAYOUT))
     exps, latest, sums, factor = softmax(
         half, gl.convert_layout(maximum, ROW_LAYOUT), gl.convert_layout(row_sum, partial_sums(half).type.layout),
-        start + SIDE * WIDTH, Rows(own.first, rows, columns, own.slope, None), ahead, work, span, scores, MASK, False,
+        start + SIDE * WIDTH, Rows(own.first, rows, columns, own.slope, None), ahead, work, span, scores,
+        MASK, AROUND, False,
     )  # fmt: skip
     latest = gl.convert_layout(latest, maximum.type.layout)
     sums = gl.convert_layout(sums, row_sum.type.layout)
@@ -225,9 +229,11 @@ def half_block(
 @gluon.jit
 def over_blocks(
     first, last, earlier, q, state, own, buffers, work, end, span, scores,
-    consumer: gl.constexpr, MASK: gl.constexpr, SHAPE: gl.constexpr,
+    consumer: gl.constexpr, MASK: gl.constexpr, KEYS: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many the CTA had before these rows.
+
+    KEYS, where ALiBi leans: "past" or "future" ones only, or "any".
 
     On entry P of the block before waits for its product with V; on exit that of the last. A tile of n blocks takes
     n + 1 steps, and the K and V of one come in one stage:
@@ -244,6 +250,9 @@ def over_blocks(
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, state.output.type.layout, 2)
     THREES: gl.constexpr = MASK is None and SHAPE.consumers == 3  # with two it pays nowhere
+    AROUND: gl.constexpr = SHAPE.around and KEYS == "any"
+    if KEYS == "future":
+        tilt = own.slope * (own.numbers - own.first).to(gl.float32)
     for back in range(first, last):
         step = earlier + back
         stage, phase = stage_of(step, STAGES)
@@ -260,14 +269,16 @@ def over_blocks(
         s = warpgroup_mma_wait(1, deps=(s,))
         start = (end - 1 - back) * COLUMNS
         ahead = ahead_of(start, own.first, own.slope, work, COLUMNS)
+        if KEYS == "future":
+            ahead = 2.0 * tilt - ahead
         block = s, maximum, row_sum, start, own, ahead, work, span, scores
         if MASK == "left" and COLUMNS == 128:
             if own.first + work.len_k - work.len_q - span.left - start >= COLUMNS // 2:
-                exps, maximum, row_sum, factor = half_block(*block, 1, MASK)
+                exps, maximum, row_sum, factor = half_block(*block, 1, MASK, AROUND)
             else:
-                exps, maximum, row_sum, factor = softmax(*block, MASK, THREES)
+                exps, maximum, row_sum, factor = softmax(*block, MASK, AROUND, THREES)
         else:
-            exps, maximum, row_sum, factor = softmax(*block, MASK, THREES)
+            exps, maximum, row_sum, factor = softmax(*block, MASK, AROUND, THREES)
         output = warpgroup_mma_wait(0, deps=(output,))
         mbarrier.arrive(buffers.empty.index(stage), count=1)
         if SHAPE.block_value_dim > 128:  # worth a look whether any factor is not 1
@@ -372,24 +383,33 @@ def attend(
     block = s, maximum, row_sum, start, own, ahead, work, span, scores
     if span.right is None and span.left is None:
         if keys.whole_end == keys.end:
-            exps, maximum, row_sum, _ = softmax(*block, None, False)
+            exps, maximum, row_sum, _ = softmax(*block, None, SHAPE.around, False)
         else:
-            exps, maximum, row_sum, _ = softmax(*block, ENDS, False)
+            exps, maximum, row_sum, _ = softmax(*block, ENDS, SHAPE.around, False)
     elif COLUMNS == 128:
         if keys.upto - start <= COLUMNS // 2:
-            exps, maximum, row_sum, _ = half_block(*block, 0, ENDS)
+            exps, maximum, row_sum, _ = half_block(*block, 0, ENDS, SHAPE.around)
         else:
-            exps, maximum, row_sum, _ = softmax(*block, ENDS, False)
+            exps, maximum, row_sum, _ = softmax(*block, ENDS, SHAPE.around, False)
     else:
-        exps, maximum, row_sum, _ = softmax(*block, ENDS, False)
+        exps, maximum, row_sum, _ = softmax(*block, ENDS, SHAPE.around, False)
     state = State(packed(gl.convert_layout(exps, P_LAYOUT), buffers.v.dtype), output, maximum, row_sum)
     right = gl.maximum(keys.end - keys.whole_end, 1)
     left = gl.maximum(keys.end - keys.whole_begin, right)
     rest = own, buffers, work, keys.end, span, scores
-    state = over_blocks(1, right, step, q, state, *rest, consumer, ENDS, SHAPE)
-    state = over_blocks(right, left, step, q, state, *rest, consumer, None, SHAPE)
+    state = over_blocks(1, right, step, q, state, *rest, consumer, ENDS, "any", SHAPE)
+    if SHAPE.around:
+        future, past = sides_of(work, first, keys.end, right, left, COLUMNS)
+        own = Rows(first, rows, columns, slope, turned(lean))
+        rest = own, buffers, work, keys.end, span, scores
+        state = over_blocks(right, future, step, q, state, *rest, consumer, None, "future", SHAPE)
+        own = Rows(first, rows, columns, slope, turned(own.lean))
+        rest = own, buffers, work, keys.end, span, scores
+        state = over_blocks(future, past, step, q, state, *rest, consumer, None, "any", SHAPE)
+        right = past
+    state = over_blocks(right, left, step, q, state, *rest, consumer, None, "past", SHAPE)
     if span.left is not None:
-        state = over_blocks(left, keys.end - keys.begin, step, q, state, *rest, consumer, "left", SHAPE)
+        state = over_blocks(left, keys.end - keys.begin, step, q, state, *rest, consumer, "left", "any", SHAPE)
     if not SHAPE.q_in_registers:
         mbarrier.arrive(buffers.q_empty.index(q_slot), count=1)
     step += keys.end - keys.begin

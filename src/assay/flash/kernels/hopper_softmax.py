@@ -43,12 +43,14 @@ def masked(s, start, own, work, span, MASK: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    s, maximum, row_sum, start, own, ahead, work, span, scores, MASK: gl.constexpr, THREES: gl.constexpr
+    s, maximum, row_sum, start, own, ahead, work, span, scores,
+    MASK: gl.constexpr, AROUND: gl.constexpr, THREES: gl.constexpr,
 ):  # fmt: skip
     """One block's scores → P, the new maximum and row sum, and the factor for what came before.
 
     `THREES`: the maximum as `largest` finds it, which needs scores without a mask.
     With `scores.near` the scores lean within their block (see `hopper_alibi`), and `ahead` is what all of them lack.
+    `AROUND`: some keys are ahead of their query, and lean the wrong way.
     """
     LINEAR: gl.constexpr = scores.slopes is None or scores.near is not None
     unit = scores.scale
@@ -59,6 +61,10 @@ def softmax(
         position = gl.expand_dims(own.numbers + (work.len_k - work.len_q), 1)
         keys = gl.expand_dims(start + own.columns, 0)
         s = s * unit - own.slope * gl.abs(position.to(gl.float32) - keys.to(gl.float32))
+    if AROUND:
+        position = gl.expand_dims(own.numbers + (work.len_k - work.len_q - start), 1)
+        further = gl.maximum(gl.expand_dims(own.columns, 0) - position, 0).to(gl.float32)
+        s -= 2.0 * own.slope / scores.scale * further
     if MASK is not None:
         s = masked(s, start, own, work, span, MASK)
     latest = row_maxima(s, THREES)

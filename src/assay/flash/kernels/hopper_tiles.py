@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 
-from assay.flash.kernels.hopper_shared import fields_of
+from assay.flash.kernels.hopper_shared import ROWS, fields_of
 
 
 class Work(NamedTuple):
@@ -88,6 +88,18 @@ def keys_of(work, first, span, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
         begin = gl.minimum(gl.maximum(first + shift - span.left, 0) // COLUMNS, end)
         whole_begin = gl.cdiv(gl.maximum(last + shift - span.left, 0), COLUMNS)
     return Keys(begin, whole_begin, whole_end, gl.maximum(end, begin + 1), upto)
+
+
+@gluon.jit
+def sides_of(work, first, end, right, left, COLUMNS: gl.constexpr):
+    """Of the blocks from `right` to `left`, counted from the `end`: up to where all keys are ahead of all 64 rows from
+    `first` on, and from where none is.
+    """
+    position = first + work.len_k - work.len_q
+    future = end - gl.cdiv(gl.maximum(position + ROWS - 1, 0), COLUMNS)
+    future = gl.minimum(gl.maximum(future, right), left)
+    past = end - gl.maximum(position + 1, 0) // COLUMNS
+    return future, gl.minimum(gl.maximum(past, future), left)
 
 
 @gluon.jit
