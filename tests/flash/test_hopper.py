@@ -127,7 +127,7 @@ def test_the_number_of_consumers_changes_no_bit(
         this.q[:, :, 5::7].abs_()
     results = []
     for three in (False, True):
-        shape = hopper_forward._shape(64, 64, 128, three, wide=False)
+        shape = hopper_forward._shape(64, 64, 128, three, wide=False, around=False)
         monkeypatch.setattr(hopper_forward, "shape_of", lambda _, shape=shape: shape)
         replay.forget()
         results.append(launch.forward(this))

@@ -67,6 +67,16 @@ def _halves(fn, np_dtype):
     return run
 
 
+def _compared(fn):
+    """A packed comparison: all bits of a half are set where it holds."""
+
+    def run(*xs):
+        low, high = (fn(*((x >> np.uint32(shift)).astype(np.uint16).view(np.float16) for x in xs)) for shift in (0, 16))
+        return np.where(low, np.uint32(0xFFFF), np.uint32(0)) | np.where(high, np.uint32(0xFFFF0000), np.uint32(0))
+
+    return run
+
+
 def _largest_halves(x, y):
     """Of two 16-bit whole numbers each."""
     x, y = (np.stack([a & np.uint32(0xFFFF), a >> np.uint32(16)]).astype(np.uint16).view(np.int16) for a in (x, y))
@@ -126,6 +136,9 @@ PTX: dict = {
     r"neg\.s32": lambda x: (-x.view(np.int32)).view(np.uint32),
     r"cvt\.rn\.f32\.s32": lambda x: _bits(x.view(np.int32).astype(np.float32)),
     r"cvt\.rn\.f32\.u32": lambda x: _bits(x.astype(np.float32)),
+    r"cvt\.rn\.f16\.s32": lambda x: _half_bits(x.view(np.int32).astype(np.float32), _F16),
+    r"set\.ge\.u32\.f16x2": _compared(np.greater_equal),
+    r"set\.le\.u32\.f16x2": _compared(np.less_equal),
     r"add\.(s|u)32": lambda x, y: x + y,
     r"sub\.(s|u)32": lambda x, y: x - y,
     r"mul\.lo\.(s|u)32": lambda x, y: x * y,

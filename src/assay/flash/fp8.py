@@ -24,6 +24,8 @@ BLOCK = 128
 """Rows or keys that share a scale."""
 SAMPLE = 512
 """Rows of V that its `centres` are the means of, at most."""
+HUGE = 2.0**100
+"""Where numbers of V are as large, the dimension's centre is 0: less another, they might be beyond FP32."""
 SMALLEST = 2.0**-50
 """A scale at least: that of zeros. The product of two and of the scores' scale is still a number in FP32."""
 LONGEST = 160.0
@@ -45,9 +47,10 @@ class FP8:
     rotate: bool = True
     """Rotate Q and K by one orthogonal matrix, a Hadamard matrix with random signs: scores stay what they are, and an
     outlier is spread over its whole row."""
-    two_level: bool | None = None
+    two_level: bool = False
     """Hopper: add every block's P·V to the output in FP32. The tensor cores' own sums keep 14 bits, and sums of many
-    numbers of one sign come out too small. None: where D_v is at most 128; beyond, it doubles the time."""
+    numbers of one sign come out too small. V less its `centres` has both signs, but where its mean changes along the
+    sequence. Up to D_v 128 it costs a tenth of the time, beyond it doubles it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, str) or self.format not in FORMATS:
@@ -56,8 +59,8 @@ class FP8:
             raise ValueError(f"FP8: scaling must be one of {', '.join(SCALINGS)}, got {self.scaling!r}.")
         if not isinstance(self.rotate, bool):
             raise ValueError(f"FP8: rotate must be True or False, got {self.rotate!r}.")
-        if self.two_level is not None and not isinstance(self.two_level, bool):
-            raise ValueError(f"FP8: two_level must be True, False or None, got {self.two_level!r}.")
+        if not isinstance(self.two_level, bool):
+            raise ValueError(f"FP8: two_level must be True or False, got {self.two_level!r}.")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,8 +75,7 @@ class FP8:
     def decoded(cls, text: str) -> FP8:
         """What `encoded` wrote."""
         form, scaling, rotate, two_level = text.split(";")
-        known = {"True": True, "False": False, "None": None}
-        return cls(format=form, scaling=scaling, rotate=rotate == "True", two_level=known[two_level])
+        return cls(format=form, scaling=scaling, rotate=rotate == "True", two_level=two_level == "True")
 
 
 class Quantized(NamedTuple):
@@ -122,10 +124,13 @@ def quantize(
 
 
 def centres(v: Tensor) -> Tensor:
-    """(B, H, D padded) FP32, numbers that bf16 holds: about the mean of every dimension of V.
+    """(B, H, D padded) FP32: about the mean of every dimension of V.
 
-    V is quantised less these, and they are added to the output: sums of what is left stay small. They are those of up
-    to 512 rows, evenly apart, and of finite numbers.
+    V is quantised less these, and they are added to the output: sums of what is left stay small. They are of up to 512
+    rows, evenly apart, and of finite numbers.
+
+    They are whole steps of bf16 at the largest of those numbers. Else V's own steps would lie unevenly between those of
+    8 bits, and what is rounded would have a mean.
     """
     if v.is_cuda:
         with torch.cuda.device(v.device):
@@ -133,8 +138,12 @@ def centres(v: Tensor) -> Tensor:
         return found
     rows = v[:, :, :: max(1, -(-v.shape[2] // SAMPLE))].float()
     finite = rows.isfinite()
-    mean = rows.where(finite, 0.0).sum(2) / finite.sum(2).clamp(min=1)
-    return torch.nn.functional.pad(mean.bfloat16().float(), (0, room(v.shape[3]) - v.shape[3]))
+    rows = rows.where(finite, 0.0)
+    mean = (rows / finite.sum(2, keepdim=True).clamp(min=1)).sum(2)
+    largest = rows.abs().amax(2) if rows.shape[2] else torch.zeros_like(mean)
+    step = torch.ldexp(torch.ones_like(mean), torch.frexp(largest.clamp(min=2.0**-119))[1] - 8)
+    whole = (mean / step + 0.5).floor() * step
+    return torch.nn.functional.pad(whole.where(largest < HUGE, 0.0), (0, room(v.shape[3]) - v.shape[3]))
 
 
 def _quantize_plainly(x: Tensor, off: Tensor | None, fp8: FP8, rotate: bool, short: bool) -> Quantized:
@@ -144,6 +153,7 @@ def _quantize_plainly(x: Tensor, off: Tensor | None, fp8: FP8, rotate: bool, sho
     wide = torch.nn.functional.pad(x.float(), (0, room(dim) - dim))
     if off is not None:
         wide = wide - off[:, :, None]
+        wide = wide if x.dtype == torch.float32 else wide.bfloat16().float()
     if rotate:
         wide = wide @ rotation(room(dim)).to(x.device)
     finite = wide.isfinite()

@@ -22,6 +22,9 @@ All = tuple[Quantized, Quantized, Quantized, torch.Tensor]
 """Q and K of `quantize`, V of `quantize_values` less its `centres`, and those."""
 _MOST_CAP = 2.0**24
 """A softcap beyond changes no score that FP16 holds, but what it makes of them FP16 does not hold."""
+_TOGETHER = 32
+"""Dimensions of which one program finds the centres: few, so that there are many programs, each with all it reads in
+flight at once."""
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
@@ -33,8 +36,20 @@ def centres(v: torch.Tensor) -> torch.Tensor:
     if v.numel() == 0:
         return found.zero_()
     step = triton.cdiv(rows, SAMPLE)
-    find_centres[(batch * heads,)](
-        v, v.stride(), found, rows, heads, step, DIM=dim, BLOCK_DIM=room(dim), SAMPLE=SAMPLE, enable_fp_fusion=True
+    find_centres[(batch * heads, room(dim) // _TOGETHER)](
+        v,
+        v.stride(),
+        found,
+        rows,
+        heads,
+        step,
+        DIM=dim,
+        BLOCK_DIM=room(dim),
+        SAMPLE=SAMPLE,
+        WIDTH=_TOGETHER,
+        HUGE=quantisation.HUGE,
+        num_warps=8,
+        enable_fp_fusion=True,
     )
     return found
 
@@ -162,7 +177,7 @@ def attend(
     left: int | None,
     right: int | None,
     softcap: float | None,
-    two_level: bool | None,
+    two_level: bool,
 ) -> None:
     """Fill `out` and `lse`.
 
@@ -175,15 +190,12 @@ def attend(
         softcap = None
     unit = scale * _LOG2_E if softcap is None else scale / softcap
     scores = Scores(unit, None if softcap is None else softcap * _LOG2_E)
-    if two_level is None:
-        two_level = value_dim <= _LARGEST_PRODUCT
     if two_level:
         step = min(step, _LARGEST_PRODUCT)
     scales = Scales(q.scales, k.scales, v.scales, v.scales.amax(2), q.scales.shape[2], k.scales.shape[2])
     batches, heads = q.values.shape[:2]
     dim = q.values.shape[3]
-    # Where the registers hold what three consumers need, they are faster: somebody always multiplies.
-    consumers = 3 if max(dim, step) <= 128 and not two_level and softcap is None else 2
+    consumers = _consumers(max(dim, step), two_level, softcap, left)
     tiles = triton.cdiv(q.values.shape[2], 64 * consumers) * batches * heads
     for first in range(0, value_dim, step):
         part = out[..., first : first + step]
@@ -214,6 +226,12 @@ def attend(
             num_warps=4,
             enable_fp_fusion=True,
         )
+
+
+def _consumers(dim: int, two_level: bool, softcap: float | None, left: int | None) -> int:
+    """Three are faster, since somebody always multiplies: where the registers hold what they need, and the cache of
+    instructions (128 KB, 8,192 of them) their code, which a window's third loop makes too long."""
+    return 3 if dim <= 128 and not two_level and softcap is None and left is None else 2
 
 
 @cache

@@ -32,9 +32,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from assay.flash.kernels.gluon_names import copy_in, thread_barrier
-from assay.flash.kernels.hopper_fragments import by_row, largest_halves, less, rescaled
+from assay.flash.kernels.hopper_fragments import by_row, hidden_halves, largest_halves, less, rescaled
 from assay.flash.kernels.hopper_queue import claim_tile, next_tile, numbers
-from assay.flash.kernels.hopper_rows import blocks_of, seen, work_of
+from assay.flash.kernels.hopper_rows import blocks_of, work_of
 from assay.flash.kernels.hopper_shared import (
     LN_2,
     LOG2_E,
@@ -124,6 +124,12 @@ class Buffers(NamedTuple):
     next_empty: Any
 
 
+@gluon.constexpr_function
+def together(consumers):
+    """Heads whose tiles go together. Of three consumers, whose tiles are long, the last are short only if many do."""
+    return 16 if consumers == 3 else 4
+
+
 @gluon.jit
 def produce(given):
     """Tile after tile: Q, then K and V block by block, each into the stage that the consumers left longest ago."""
@@ -136,7 +142,7 @@ def produce(given):
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, None, span, batches, heads, group, ROWS * CONSUMERS, COLUMNS)
+        work = work_of(tile, None, span, batches, heads, group, ROWS * CONSUMERS, COLUMNS, together(CONSUMERS))
         for consumer in gl.static_range(CONSUMERS):
             mbarrier.wait(buffers.q_empty.index(consumer), (count & 1) ^ 1)
             mbarrier.expect(buffers.q_full.index(consumer), q_tiles.block_type.nbytes)
@@ -255,6 +261,19 @@ def near(above, unit):
 
 
 @gluon.jit
+def masked(s, block, tile, work, span):
+    """−inf for keys that a row does not see."""
+    position = tile.rows + (work.len_k - work.len_q - block * s.shape[1])
+    limits = gl.full([ROWS], 0, gl.int32, tile.rows.type.layout) + (work.len_k - 1 - block * s.shape[1])
+    if span.right is not None:
+        limits = gl.minimum(limits, position + span.right)
+    s = hidden_halves(s, limits, tile.columns, "behind")
+    if span.left is not None:
+        s = hidden_halves(s, position - span.left, tile.columns, "before")
+    return s
+
+
+@gluon.jit
 def softmax(s, state, block, unit, tile, work, span, scores, LAYOUT: gl.constexpr, MASKED: gl.constexpr):
     """One block's scores → P times 2⁸ (see `probabilities`), what `State` has of it, and the factor for the rest.
 
@@ -266,7 +285,7 @@ def softmax(s, state, block, unit, tile, work, span, scores, LAYOUT: gl.constexp
         s = (tanh(s.to(gl.float32) * unit) * 16384.0).to(gl.float16)
         unit = scores.cap / 16384.0
     if MASKED:
-        s = gl.where(seen(tile.rows, block * s.shape[1] + tile.columns, work, span), s, float("-inf"))
+        s = masked(s, block, tile, work, span)
     own = gl.convert_layout(gl.max(largest_halves(s).to(gl.float32), 1), state.maximum.type.layout)
     latest = gl.maximum(state.maximum, own * unit)
     above = latest
@@ -377,7 +396,8 @@ def consume(
     count = 0
     step = 0
     while tile < tiles:
-        work = work_of(tile, None, span, batches, heads, group, ROWS * CONSUMERS, buffers.k.shape[1])
+        COLUMNS: gl.constexpr = buffers.k.shape[1]
+        work = work_of(tile, None, span, batches, heads, group, ROWS * CONSUMERS, COLUMNS, together(CONSUMERS))
         attend(
             out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, heads, group, buffers, work, count,
             step, consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,

@@ -110,6 +110,54 @@ def hidden(s, limits, columns, SIDE: gl.constexpr):
     )
 
 
+@gluon.constexpr_function
+def _hide_halves(registers, side):
+    """PTX: one thread's pairs of FP16, −inf beyond the limits of its two rows; where a column is, see `_hide`."""
+    limits, columns = 2 * registers, 4 * registers
+    test = "ge" if side == "behind" else "le"
+    lines = [".reg .s32 a, b;", ".reg .b16 x;", ".reg .b32 first, second, column, kept;"]
+    for name, pair, place in ("a", "first", limits), ("b", "second", limits + 2):
+        lines += [
+            f"sub.s32 {name}, ${place}, ${columns};",
+            f"max.s32 {name}, {name}, -1;",
+            f"min.s32 {name}, {name}, 256;",
+            f"cvt.rn.f16.s32 x, {name};",
+            f"mov.b32 {pair}, {{x, x}};",
+        ]
+    for r in range(registers):
+        lines += [
+            f"mov.b32 column, {_whole_halves((r >> 1) * 8)};",
+            f"set.{test}.u32.f16x2 kept, {('first', 'second')[r & 1]}, column;",
+            f"lop3.b32 ${r}, ${r}, kept, 0xFC00FC00, 0xE2;",
+        ]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.constexpr_function
+def _whole_halves(number):
+    """A whole number up to 1024 and the one after it, as a pair of FP16."""
+    both = 0
+    for place, x in enumerate((number, number + 1)):
+        exponent = x.bit_length() - 1
+        half = 0 if x == 0 else (exponent + 15 << 10) | ((x << 10 - exponent) & 1023)
+        both |= half << 16 * place
+    return f"0x{both:08X}"
+
+
+@gluon.jit
+def hidden_halves(s, limits, columns, SIDE: gl.constexpr):
+    """`hidden` of scores in FP16 pairs, of up to 256 columns."""
+    ELEMENTS: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    return gl.inline_asm_elementwise(
+        _hide_halves(ELEMENTS // 2, SIDE),
+        _in_place(ELEMENTS // 2, "r", "r", "r", "r", kind="r"),
+        [s, gl.expand_dims(limits, 1), gl.expand_dims(columns, 0)],
+        dtype=gl.float16,
+        is_pure=True,
+        pack=ELEMENTS,
+    )
+
+
 @gluon.jit
 def by_threads(s):
     """(rows, ·, threads, 2): what each of the four threads has that share a row."""

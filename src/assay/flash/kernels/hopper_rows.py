@@ -10,8 +10,6 @@ import triton.experimental.gluon.language as gl
 
 from assay.flash.kernels.hopper_shared import fields_of
 
-TOGETHER = gl.constexpr(4)  # heads
-
 
 class Work(NamedTuple):
     """One tile."""
@@ -45,10 +43,12 @@ def blocks_of(places, span, TILE: gl.constexpr):
 
 
 @gluon.jit
-def work_of(tile, places, span, batches, heads, group, TILE: gl.constexpr, COLUMNS: gl.constexpr):
+def work_of(
+    tile, places, span, batches, heads, group, TILE: gl.constexpr, COLUMNS: gl.constexpr, TOGETHER: gl.constexpr = 4
+):  # fmt: skip
     """A tile's rows, and which blocks of keys they see.
 
-    Tiles go by four heads, whose K and V stay in the cache; of these, those of late rows, which see more, go first.
+    Tiles go by TOGETHER heads, whose K and V stay in the cache; of these, those of late rows, which see more, go first.
     """
     blocks = blocks_of(places, span, TILE)
     first_head = tile // (blocks * TOGETHER) * TOGETHER

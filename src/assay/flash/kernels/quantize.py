@@ -114,22 +114,27 @@ def find_centres(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     SAMPLE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HUGE: tl.constexpr,
 ) -> None:
-    """A program has one head: (B, H, BLOCK_DIM) of the means of every `step`th row, of numbers that are finite."""
+    """`fp8.centres` of WIDTH dimensions of one head: (B, H, BLOCK_DIM), of every `step`th row."""
     line = tl.program_id(0)
     start = x + (line // heads).to(tl.int64) * x_strides[0] + (line % heads).to(tl.int64) * x_strides[1]
-    dim = tl.arange(0, BLOCK_DIM)
-    total = tl.zeros((BLOCK_DIM,), tl.float32)
-    number = tl.zeros((BLOCK_DIM,), tl.float32)
-    for first in tl.static_range(0, SAMPLE, 64):
-        row = (first + tl.arange(0, 64)[:, None]) * step
-        there = (row < rows) & (dim < DIM)[None, :]
-        part = tl.load(start + row.to(tl.int64) * x_strides[2] + dim[None, :] * x_strides[3], mask=there, other=0.0)
-        there &= size_of(part) < INFINITE
-        total += tl.sum(tl.where(there, part, 0.0).to(tl.float32), 0)
-        number += tl.sum(there.to(tl.float32), 0)
-    centre = tl.div_rn(total, tl.maximum(number, 1.0)).to(tl.bfloat16).to(tl.float32)
-    tl.store(centres + line.to(tl.int64) * BLOCK_DIM + dim, centre)
+    dim = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    row = tl.arange(0, SAMPLE)[:, None] * step
+    there = (row < rows) & (dim < DIM)[None, :]
+    part = tl.load(start + row.to(tl.int64) * x_strides[2] + dim[None, :] * x_strides[3], mask=there, other=0.0)
+    sizes = size_of(part)
+    there &= sizes < INFINITE
+    largest = tl.max(tl.where(there, sizes, 0), 0)
+    part = tl.where(there, part.to(tl.float32), 0.0)
+    mean = tl.sum(part * tl.div_rn(1.0, tl.maximum(tl.sum(there.to(tl.float32), 0), 1.0))[None, :], 0)
+    step_of = tl.maximum((largest & INFINITE) - (7 << 23), 1 << 23).to(tl.float32, bitcast=True)
+    centre = tl.floor(tl.div_rn(mean, step_of) + 0.5) * step_of
+    tl.store(
+        centres + line.to(tl.int64) * BLOCK_DIM + dim,
+        tl.where(largest.to(tl.float32, bitcast=True) < HUGE, centre, 0.0),
+    )
 
 
 @triton.jit
@@ -179,8 +184,9 @@ def quantize_blocks(
             there = (row < rows) & (i * WIDTH + dim < DIM)
             part = tl.load(start + (i * WIDTH + dim) * x_strides[3], mask=there, other=0.0)
             if centres is not None:
-                off = tl.load(centres + line.to(tl.int64) * BLOCK_DIM + i * WIDTH + dim)
-                part = tl.where(there, part.to(tl.float32) - off, 0.0)
+                off = tl.load(centres + line.to(tl.int64) * BLOCK_DIM + i * WIDTH + tl.arange(0, WIDTH))
+                less = tl.where(there, part.to(tl.float32) - off[None, :], 0.0)
+                part = less if part.dtype.primitive_bitwidth == 32 else less.to(tl.bfloat16)
             parts += (part,)
         if turns is not None:
             parts = rotated(parts, turns, kept)
