@@ -234,7 +234,6 @@ def over_blocks(
     """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many the CTA had before these rows.
 
     KEYS, where ALiBi leans: "past" or "future" ones only, or "any".
-
     On entry P of the block before waits for its product with V; on exit that of the last. A tile of n blocks takes
     n + 1 steps, and the K and V of one come in one stage:
 
@@ -249,7 +248,8 @@ def over_blocks(
     STAGES: gl.constexpr = SHAPE.stages
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, state.output.type.layout, 2)
-    THREES: gl.constexpr = MASK is None and SHAPE.consumers == 3  # with two it pays nowhere
+    # Of two consumers, only large ALiBi's: else ptxas (12.8) moves the wait for P·V in front of the maximum.
+    THREES: gl.constexpr = MASK is None and (SHAPE.consumers == 3 or (SHAPE.around and SHAPE.block_value_dim > 128))
     AROUND: gl.constexpr = SHAPE.around and KEYS == "any"
     if KEYS == "future":
         tilt = own.slope * (own.numbers - own.first).to(gl.float32)
