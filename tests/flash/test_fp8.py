@@ -18,7 +18,7 @@ import torch
 
 from assay import flash_attention, golden_attention
 from assay.cases.attention.inputs import DISTRIBUTIONS
-from assay.flash.fp8 import BLOCK, FORMATS, FP8, SAMPLE, Quantized, centres, quantize, rotation
+from assay.flash.fp8 import BLOCK, FORMATS, FP8, Quantized, centres, quantize, rotation
 from tests.flash.reference import LINE, reference_attention
 from tests.interpreter import interpret
 
@@ -93,14 +93,14 @@ def values_of(v: torch.Tensor, fp8: FP8) -> torch.Tensor:
     return whole[..., : v.shape[3]]
 
 
-@pytest.mark.parametrize("rows", [1, SAMPLE, SAMPLE + 1, 5 * SAMPLE])
+@pytest.mark.parametrize("rows", [1, 2, 700])
 def test_centres_are_means_of_rows(rows: int) -> None:
     """In whole steps of bf16 at the largest number."""
     v = draw(2, 3, rows, 80) + 3.0
     v[1, 2, 0, 5] = torch.inf
     v[0, 0, 0, 7] = 2.0**101
     found = centres(v)
-    sample = v[:, :, :: -(-rows // SAMPLE)].double().numpy()
+    sample = v.double().numpy()
     sample[~np.isfinite(sample)] = np.nan
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of no number there is no mean

@@ -22,8 +22,6 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SCALINGS = ("tensor", "head", "block")
 BLOCK = 128
 """Rows or keys that share a scale."""
-SAMPLE = 512
-"""Rows of V that its `centres` are the means of, at most."""
 HUGE = 2.0**100
 """Where numbers of V are as large, the dimension's centre is 0: less another, they might be beyond FP32."""
 SMALLEST = 2.0**-50
@@ -124,22 +122,19 @@ def quantize(
 
 
 def centres(v: Tensor) -> Tensor:
-    """(B, H, D padded) FP32: about the mean of every dimension of V.
+    """(B, H, D padded) FP32: the mean of every dimension of V, of its finite numbers.
 
-    V is quantised less these, and they are added to the output: sums of what is left stay small. They are of up to 512
-    rows, evenly apart, and of finite numbers.
-
-    They are whole steps of bf16 at the largest of those numbers. Else V's own steps would lie unevenly between those of
-    8 bits, and what is rounded would have a mean.
+    V is quantised less these, and they are added to the output: sums of what is left stay small. They are whole steps
+    of bf16 at the dimension's largest number. Else V's own steps would lie unevenly between those of 8 bits, and what
+    is rounded off would have a mean.
     """
     if v.is_cuda:
         with torch.cuda.device(v.device):
             found: Tensor = import_module("assay.flash.fp8_launch").centres(v)
         return found
-    rows = v[:, :, :: max(1, -(-v.shape[2] // SAMPLE))].float()
-    finite = rows.isfinite()
-    rows = rows.where(finite, 0.0)
-    mean = (rows / finite.sum(2, keepdim=True).clamp(min=1)).sum(2)
+    finite = v.isfinite()
+    rows = v.float().where(finite, 0.0)
+    mean = rows.sum(2) / finite.sum(2).clamp(min=1)
     largest = rows.abs().amax(2) if rows.shape[2] else torch.zeros_like(mean)
     step = torch.ldexp(torch.ones_like(mean), torch.frexp(largest.clamp(min=2.0**-119))[1] - 8)
     whole = (mean / step + 0.5).floor() * step

@@ -10,7 +10,7 @@ import triton
 from assay.flash import fp8 as quantisation
 from assay.flash import gpu
 from assay.flash.descriptors import gluon_tiles
-from assay.flash.fp8 import BLOCK, FP8, SAMPLE, Quantized, room, shared_scales
+from assay.flash.fp8 import BLOCK, FP8, Quantized, room, shared_scales
 from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8_hopper
 from assay.flash.kernels.quantize import find_centres, quantize_blocks
 from assay.flash.kernels.tile import Scores, Span
@@ -23,8 +23,7 @@ All = tuple[Quantized, Quantized, Quantized, torch.Tensor]
 _MOST_CAP = 2.0**24
 """A softcap beyond changes no score that FP16 holds, but what it makes of them FP16 does not hold."""
 _TOGETHER = 32
-"""Dimensions of which one program finds the centres: few, so that there are many programs, each with all it reads in
-flight at once."""
+"""Dimensions of which one program finds the centres: few, so that there are many programs."""
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""
 
@@ -35,17 +34,15 @@ def centres(v: torch.Tensor) -> torch.Tensor:
     found = torch.empty(batch, heads, room(dim), dtype=torch.float32, device=v.device)
     if v.numel() == 0:
         return found.zero_()
-    step = triton.cdiv(rows, SAMPLE)
     find_centres[(batch * heads, room(dim) // _TOGETHER)](
         v,
         v.stride(),
         found,
         rows,
         heads,
-        step,
         DIM=dim,
         BLOCK_DIM=room(dim),
-        SAMPLE=SAMPLE,
+        ROWS=512,
         WIDTH=_TOGETHER,
         HUGE=quantisation.HUGE,
         num_warps=8,

@@ -110,31 +110,34 @@ def find_centres(
     centres: tl.tensor,
     rows: tl.tensor,
     heads: tl.tensor,
-    step: tl.tensor,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-    SAMPLE: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     HUGE: tl.constexpr,
 ) -> None:
-    """`fp8.centres` of WIDTH dimensions of one head: (B, H, BLOCK_DIM), of every `step`th row."""
+    """`fp8.centres` of WIDTH dimensions of one head, ROWS read at once: (B, H, BLOCK_DIM)."""
     line = tl.program_id(0)
-    start = x + (line // heads).to(tl.int64) * x_strides[0] + (line % heads).to(tl.int64) * x_strides[1]
     dim = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.arange(0, SAMPLE)[:, None] * step
-    there = (row < rows) & (dim < DIM)[None, :]
-    part = tl.load(start + row.to(tl.int64) * x_strides[2] + dim[None, :] * x_strides[3], mask=there, other=0.0)
-    sizes = size_of(part)
-    there &= sizes < INFINITE
-    largest = tl.max(tl.where(there, sizes, 0), 0)
-    part = tl.where(there, part.to(tl.float32), 0.0)
-    mean = tl.sum(part * tl.div_rn(1.0, tl.maximum(tl.sum(there.to(tl.float32), 0), 1.0))[None, :], 0)
-    step_of = tl.maximum((largest & INFINITE) - (7 << 23), 1 << 23).to(tl.float32, bitcast=True)
-    centre = tl.floor(tl.div_rn(mean, step_of) + 0.5) * step_of
-    tl.store(
-        centres + line.to(tl.int64) * BLOCK_DIM + dim,
-        tl.where(largest.to(tl.float32, bitcast=True) < HUGE, centre, 0.0),
-    )
+    start = x + (line // heads).to(tl.int64) * x_strides[0] + (line % heads).to(tl.int64) * x_strides[1]
+    start += dim[None, :] * x_strides[3]
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    number = tl.zeros((ROWS, WIDTH), tl.float32)
+    largest = tl.zeros((ROWS, WIDTH), tl.int32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        there = (row < rows) & (dim < DIM)[None, :]
+        part = tl.load(start + row.to(tl.int64) * x_strides[2], mask=there, other=0.0)
+        sizes = size_of(part)
+        there &= sizes < INFINITE
+        total += tl.where(there, part.to(tl.float32), 0.0)
+        number += there.to(tl.float32)
+        largest = tl.maximum(largest, tl.where(there, sizes, 0))
+    mean = tl.div_rn(tl.sum(total, 0), tl.maximum(tl.sum(number, 0), 1.0))
+    most = tl.max(largest, 0)
+    step = tl.maximum((most & INFINITE) - (7 << 23), 1 << 23).to(tl.float32, bitcast=True)
+    centre = tl.where(most.to(tl.float32, bitcast=True) < HUGE, tl.floor(tl.div_rn(mean, step) + 0.5) * step, 0.0)
+    tl.store(centres + line.to(tl.int64) * BLOCK_DIM + dim, centre)
 
 
 @triton.jit
