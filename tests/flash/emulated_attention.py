@@ -283,7 +283,7 @@ def fp8(rng: Random, root: str, corner: str = "") -> Case:
     dtype = (torch.bfloat16, torch.float16)[rng.integers(2)]
     kind = ("full", "causal", "window", "left")[rng.integers(4)]
     if corner:
-        dim, keys = 128, 128 if corner == "small" else most
+        dim, keys = 128, 384 if corner == "small" else most
         kind = "causal" if corner in ("zeros", "below", "far") else "full"
         queries = 300 if corner == "below" else queries
     call = call_type.Call(
@@ -336,7 +336,10 @@ def fp8(rng: Random, root: str, corner: str = "") -> Case:
         error, u = score_error(call, q, k) + half, ROUNDING[dtype]
         exact, single = 2 * error + 2 * (keys + 8) * FP32, 8 * FP32
         low, high = LINE[0] * math.exp(-exact), LINE[1] * math.exp(exact)
-        largest = want.amax(3, keepdim=True) if corner == "small" else torch.ones(())  # of the probabilities, at most
+        largest = torch.ones(())  # of the probabilities, at most
+        if corner == "small":
+            each = torch.eye(keys, dtype=torch.float64).expand(batch, kv_heads, -1, -1)
+            largest = truth(call, q, k, each)[0].amax(3, keepdim=True)
         little = 1.25 * 2.0**-17 / low * largest  # for each key
         lost = little * (by_query_head(v.abs().sum(2, keepdim=True), q) + keys * spread)
         close(
@@ -373,7 +376,7 @@ def make_unusual(call: Any, corner: str, rng: Random) -> None:
 
 
 def values_of(rng: Random, v: torch.Tensor, corner: str) -> torch.Tensor:
-    """Of V's blocks one larger than the other; or what tells every probability."""
+    """Of V's blocks one larger than the other; or what tells the first block's probabilities, and has the centre 0."""
     keys, dim = v.shape[2:]
     if corner == "small":
         return torch.eye(keys, dim, dtype=v.dtype).expand_as(v).contiguous()

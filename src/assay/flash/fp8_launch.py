@@ -22,7 +22,7 @@ All = tuple[Quantized, Quantized, Quantized, torch.Tensor]
 """Q and K of `quantize`, V of `quantize_values` less its `centres`, and those."""
 _MOST_CAP = 2.0**24
 """A softcap beyond changes no score that FP16 holds, but what it makes of them FP16 does not hold."""
-_TOGETHER = 32
+_TOGETHER = 16
 """Dimensions of which one program finds the centres: few, so that there are many programs."""
 _LARGEST_PRODUCT = 128
 """Dimensions of V at which the registers hold a block's P·V beside the output."""

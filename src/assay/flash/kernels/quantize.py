@@ -25,7 +25,7 @@ def power_of_two(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def in_thread_order(keys: tl.tensor) -> tl.tensor:
-    """(D, keys) with the keys as `hopper_fp8.in_thread_order` has those of P."""
+    """(D, keys) with the keys as `hopper_fp8_softmax.in_thread_order` has those of P."""
     dim: tl.constexpr = keys.shape[0]
     number: tl.constexpr = keys.shape[1]
     keys = tl.reshape(keys, (dim, number // 16, 2, 4, 2))
