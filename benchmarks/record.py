@@ -26,7 +26,7 @@ KINDS = ("ragged", "GQA", "strided", "window", "packed")
 """Other than plain; each is held against its plain twin."""
 FP16 = "FP16"
 FP8, FP8_KERNEL = "FP8", "FP8 kernel"
-"""From bf16 inputs, which are quantised on the way; and from inputs that were quantised before."""
+"""From bf16 inputs, which are quantised on the way; and from inputs that were quantised before, sums of one level."""
 GROUP = 4
 """Query heads to one of K and V."""
 _PRODUCTS: dict[Part, int] = {"forward": 2, "backward": 5, "both": 7}

@@ -16,7 +16,7 @@ import scipy.linalg
 import torch
 
 from assay import flash_attention
-from assay.flash.fp8 import BLOCK, FORMATS, FP8, Quantized, centres, quantize, rotation
+from assay.flash.fp8 import BLOCK, FORMATS, FP8, Quantized, centres, quantize, quantize_values, rotation
 from tests.flash.fp8_inputs import check_that_a_row_stays_alone, draw, outlier_errors, rmse, values_of
 from tests.flash.reference import reference_attention
 from tests.interpreter import interpret
@@ -99,15 +99,37 @@ def test_what_is_rounded_has_no_mean(mean: float, dtype: torch.dtype) -> None:
     """Over many rows as small as independent errors leave it: those of centres between V's steps are 1.8 times that."""
     rows = 4096
     v = (torch.randn(1, 4, rows, 128, generator=torch.Generator().manual_seed(0)) + mean).to(dtype)
-    wrong = values_of(v, FP8()) - v.double()
+    wrong = values_of(v, FP8(two_level=False)) - v.double()
     assert float(wrong.mean(2).square().mean().sqrt()) < 1.1 * float(wrong.std()) / rows**0.5
 
 
 def test_values_far_from_0_lose_little() -> None:
     """A dimension that is 100 in the mean has the spacing of 1."""
     v = draw(1, 2, 300, 64)
-    near, far = (values_of(v + x, FP8()) - x for x in (0.0, 100.0))
+    near, far = (values_of(v + x, FP8(two_level=False)) - x for x in (0.0, 100.0))
     assert rmse(far, v.double()) < 1.1 * rmse(near, v.double())
+
+
+@pytest.mark.parametrize("two_level", [None, True])
+def test_with_two_levels_small_rows_keep_their_precision(two_level: bool | None) -> None:
+    """Those of a first token are often small, and many queries see most of it; with one level they are what the others'
+    mean leaves.
+    """
+    v = draw(1, 2, 300, 64) + 100.0
+    v[:, :, :BLOCK] = 2.0**-10 * torch.randn(1, 2, BLOCK, 64, generator=torch.Generator().manual_seed(1))
+    first = v[:, :, :BLOCK].double()
+    one, two = (values_of(v, FP8(two_level=x))[:, :, :BLOCK] - first for x in (False, two_level))
+    assert (two.abs() <= (2.0**-4 * first.abs()).clamp(min=2.0**-25)).all()
+    assert one.abs().max() > 1.0
+
+
+@pytest.mark.parametrize(("asked", "dim", "two"), [(None, 128, True), (None, 129, False), (True, 256, True),
+                                                   (False, 64, False)])  # fmt: skip
+def test_levels(asked: bool | None, dim: int, two: bool) -> None:
+    assert FP8(two_level=asked).in_two_levels(dim) == two
+    eight, off = quantize_values(torch.ones(1, 1, 9, dim), FP8(two_level=asked))
+    assert (off is None) == two
+    assert (eight.dequantized()[..., :dim] == (1.0 if two else 0.0)).all()
 
 
 @pytest.mark.parametrize("size", [448.0, 448.0 * 2.0**-7, np.nextafter(np.float32(448.0), np.float32(500.0))])
@@ -252,7 +274,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "formats": ({"format": ["e4m3"]}, r"format must be one of e4m3, e5m2, got \['e4m3'\]"),
     "scaling": ({"scaling": "row"}, "scaling must be one of tensor, head, block, got 'row'"),
     "rotate": ({"rotate": 1}, "rotate must be True or False, got 1"),
-    "two_level": ({"two_level": "yes"}, "two_level must be True or False, got 'yes'"),
+    "two_level": ({"two_level": "yes"}, "two_level must be True, False or None, got 'yes'"),
 }
 
 
@@ -312,7 +334,7 @@ def test_quantizes_as_it_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "fp8", [FP8(), FP8(two_level=True), FP8(format="e5m2", scaling="head", rotate=False, two_level=True)]
+    "fp8", [FP8(), FP8(two_level=False), FP8(format="e5m2", scaling="head", rotate=False, two_level=True)]
 )
 def test_is_written_and_read_back(fp8: FP8) -> None:
     assert FP8.decoded(fp8.encoded()) == fp8

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from assay import flash_attention
-from assay.flash.fp8 import BLOCK, FORMATS, FP8, centres, quantize
+from assay.flash.fp8 import BLOCK, FORMATS, FP8, _quantize_plainly, centres, quantize, quantize_values
 from tests.flash.fp8_inputs import check_that_a_row_stays_alone, draw, outlier_errors, rmse, values_of
 from tests.flash.reference import LINE, reference_attention
 
+launch = pytest.importorskip("assay.flash.fp8_launch")
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
@@ -51,7 +52,7 @@ def line_over_cast() -> float:
     return float(line.std() / line.mean() / cast.std())
 
 
-@pytest.mark.parametrize("fp8", [FP8(), FP8(two_level=True),
+@pytest.mark.parametrize("fp8", [FP8(), FP8(two_level=False),
                                  FP8(format="e5m2", scaling="tensor", rotate=False, two_level=True)],
                          ids=FP8.encoded)  # fmt: skip
 @pytest.mark.parametrize("name", SHAPES)
@@ -98,15 +99,39 @@ def test_scores_beyond_fp16(dim: int, causal: bool) -> None:
     rounded = values_of(v, plain)
     truth, truth_lse = reference_attention(q.double(), k.double(), rounded, **how)
     spread = reference_attention(q.double(), k.double(), rounded.abs(), **how)[0]
-    rest = reference_attention(q.double(), k.double(), (rounded - centres(v)[:, :, None, :dim].double()).abs(), **how)[
-        0
-    ]
-    in_fp32 = 2**-22 * centres(v)[:, :, None, :dim].abs()  # what is left of V, times P, and the sum
+    _, centre = quantize_values(v, plain)
+    off = torch.zeros_like(rounded[:, :, :1]) if centre is None else centre[:, :, None, :dim].double()
+    rest = reference_attention(q.double(), k.double(), (rounded - off).abs(), **how)[0]
+    in_fp32 = 2**-22 * off.abs()  # what is left of V, times P, and the sum
     in_tensor_cores = 600 // 32 * 2**-14 * rest  # a step of 32 keys is cut to 14 bits
     wrong = (out.double() - truth).abs() - 2**-8 * truth.abs() - (LINE[1] / LINE[0] - 1) * spread
     wrong -= in_fp32 + in_tensor_cores
     assert wrong.max() <= 2.0**-200  # what e^-350 times a value is, where the value at P = 1 is 0
     torch.testing.assert_close(lse.double(), truth_lse, rtol=2**-20, atol=-math.log(LINE[0]) + 0.01)
+
+
+@pytest.mark.parametrize("two_level", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_sinks_and_groups_of_values_far_from_0(dim: int, two_level: bool) -> None:
+    """Every head of V has a mean of its own; a sink takes its share of that, and one of −inf nothing."""
+    generator = torch.Generator("cuda").manual_seed(5)
+    q, k, v = (torch.randn(2, heads, 200, dim, device="cuda", generator=generator) / 4 for heads in (6, 2, 2))
+    v += 3 * torch.randn(2, 2, 1, dim, device="cuda", generator=generator)
+    q, k, v = (x.bfloat16() for x in (q, k, v[:, :, :150]))
+    k = k[:, :, :150]
+    sinks = torch.tensor([-math.inf, -3.0, 0.0, 0.5, 2.0, -math.inf], device="cuda")
+    fp8 = FP8(two_level=two_level)
+    out = flash_attention(q, k, v, causal=True, sinks=sinks, fp8=fp8)  # the first 50 rows see no key
+    eight_q, eight_k = (quantize(x, fp8, rotate=True, short=True).dequantized().double() for x in (q, k))
+    values = values_of(v, fp8)
+    how: dict[str, Any] = {"scale": dim**-0.5, "causal": True, "sinks": sinks.double()}
+    truth = reference_attention(eight_q, eight_k, values, **how)[0]
+    spread = reference_attention(eight_q, eight_k, values.abs() + 2 * centres(v)[:, :, None, :dim].abs(), **how)[0]
+    most = float(eight_q.norm(dim=3).max() * eight_k.norm(dim=3).max()) * dim**-0.5
+    score = (dim / 32 + 5) * 2.0**-11 * most  # of sums of 32 products in FP16, the slope, and a difference of two
+    assert (out[:, ::5, :50] == 0).all()
+    wrong = (out.double() - truth).abs() - 2**-8 * truth.abs()
+    assert (wrong <= (LINE[1] / LINE[0] * math.exp(2 * score) - 1) * spread + 1e-6).all()
 
 
 @pytest.mark.parametrize("scaling", ["tensor", "head", "block"])
@@ -132,7 +157,7 @@ def test_values_quantised_on_the_gpu(dtype: torch.dtype, dim: int) -> None:
     off = centres(v.cuda())
     step = v.float().abs().amax(2) * 2.0**-7
     assert ((off.cpu() - centres(v))[..., :dim].abs() <= step).all()
-    here, there = quantize(v, fp8, off=off.cpu()), quantize(v.cuda(), fp8, off=off)
+    here, there = _quantize_plainly(v, off.cpu(), fp8, False, False), launch.quantize(v.cuda(), off, fp8, False, False)
     assert torch.equal(here.scales, there.scales.cpu())
     assert torch.equal(here.values.view(torch.uint8), there.values.cpu().view(torch.uint8))
 

@@ -194,7 +194,7 @@ def test_rows_that_see_many_keys(dim: int, how: dict[str, Any]) -> None:
 def test_fp8(dim: int, how: tuple[int | None, int | None, float | None]) -> None:
     q, k, v = torch.zeros(3, 1, 2, 300, dim, dtype=torch.bfloat16)
     with on_hopper() as kernels:
-        fp8_launch.forward(q, k, v, None, 0.1, *how, FP8())
+        fp8_launch.forward(q, k, v, None, 0.1, *how, FP8(two_level=False))
         fp8_launch.forward(q, k, v, None, 0.1, *how, FP8(two_level=True))
     check([kernel for kernel in kernels if kernel.name == "attention_forward_fp8_hopper"])
     assert [kernel.metadata.shared <= SHARED for kernel in kernels if kernel.name == "quantize_blocks"] == 6 * [True]

@@ -1,8 +1,9 @@
 """Attention on 8-bit inputs: how Q, K and V are quantised, and where that runs. Forward only.
 
 A number x is kept as an 8-bit float and a scale that it shares with others: x ≈ scale · value. Scales are powers of
-two, so that nothing but the cast to 8 bits rounds: a floating-point format loses no precision by it, and what was
-quantised is a bf16 number again. Infinities and NaN are NaN, as E4M3 has no infinity, and do not count for a scale.
+two, so that nothing but the cast to 8 bits rounds (and what V is less its `centres`, to bf16, before): a floating-point
+format loses no precision by it, and what was quantised is a bf16 number again. Infinities and NaN are NaN, as E4M3 has
+no infinity, and do not count for a scale.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SCALINGS = ("tensor", "head", "block")
 BLOCK = 128
 """Rows or keys that share a scale."""
+LARGEST_PRODUCT = 128
+"""Dimensions of V at which Hopper's registers hold a block's P·V beside the output."""
 HUGE = 2.0**100
 """Where numbers of V are as large, the dimension's centre is 0: less another, they might be beyond FP32."""
 SMALLEST = 2.0**-50
@@ -45,10 +48,10 @@ class FP8:
     rotate: bool = True
     """Rotate Q and K by one orthogonal matrix, a Hadamard matrix with random signs: scores stay what they are, and an
     outlier is spread over its whole row."""
-    two_level: bool = False
+    two_level: bool | None = None
     """Hopper: add every block's P·V to the output in FP32. The tensor cores' own sums keep 14 bits, and sums of many
-    numbers of one sign come out too small. V less its `centres` has both signs, but where its mean changes along the
-    sequence. Up to D_v 128 it costs a tenth of the time, beyond it doubles it."""
+    numbers of one sign come out too small; so with one level V is taken less its `centres`. None: two levels where D_v
+    is at most 128, which costs up to a sixth of the kernel's time; beyond, it would double it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, str) or self.format not in FORMATS:
@@ -57,13 +60,17 @@ class FP8:
             raise ValueError(f"FP8: scaling must be one of {', '.join(SCALINGS)}, got {self.scaling!r}.")
         if not isinstance(self.rotate, bool):
             raise ValueError(f"FP8: rotate must be True or False, got {self.rotate!r}.")
-        if not isinstance(self.two_level, bool):
-            raise ValueError(f"FP8: two_level must be True or False, got {self.two_level!r}.")
+        if self.two_level is not None and not isinstance(self.two_level, bool):
+            raise ValueError(f"FP8: two_level must be True, False or None, got {self.two_level!r}.")
 
     @property
     def dtype(self) -> torch.dtype:
         """The 8-bit dtype."""
         return FORMATS[self.format]
+
+    def in_two_levels(self, value_dim: int) -> bool:
+        """Whether sums have two levels, for so many dimensions of V."""
+        return value_dim <= LARGEST_PRODUCT if self.two_level is None else self.two_level
 
     def encoded(self) -> str:
         """As one string, as an operator takes it."""
@@ -73,7 +80,8 @@ class FP8:
     def decoded(cls, text: str) -> FP8:
         """What `encoded` wrote."""
         form, scaling, rotate, two_level = text.split(";")
-        return cls(format=form, scaling=scaling, rotate=rotate == "True", two_level=two_level == "True")
+        known = {"True": True, "False": False, "None": None}
+        return cls(format=form, scaling=scaling, rotate=rotate == "True", two_level=known[two_level])
 
 
 class Quantized(NamedTuple):
@@ -90,9 +98,7 @@ class Quantized(NamedTuple):
         return (self.values.float() * rows).to(dtype)
 
 
-def quantize(
-    x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False, short: bool = False, off: Tensor | None = None
-) -> Quantized:
+def quantize(x: Tensor, fp8: FP8 | None = None, *, rotate: bool = False, short: bool = False) -> Quantized:
     """x (B, H, N, D) as 8-bit numbers with scales.
 
     Args:
@@ -100,7 +106,6 @@ def quantize(
         fp8: Format and scaling; its `rotate` is not looked at, since V is not rotated.
         rotate: By the matrix of `rotation`. Q and K rotated alike have the scores that they had.
         short: With scales that make no row longer than 160, as those of Q and K are; else the largest number counts.
-        off: What is taken off first, for every dimension: `centres` of V.
     """
     if fp8 is not None and not isinstance(fp8, FP8):
         raise ValueError(f"fp8 must be None or an FP8(format=…, scaling=…), got {fp8!r}.")
@@ -112,7 +117,17 @@ def quantize(
             f"What is quantised must be a dense tensor, bfloat16, float16 or float32, of shape "
             f"(batch, heads, length, D), got {got}."
         )
-    fp8 = FP8() if fp8 is None else fp8
+    return _quantize(x, None, FP8() if fp8 is None else fp8, rotate, short)
+
+
+def quantize_values(v: Tensor, fp8: FP8) -> tuple[Quantized, Tensor | None]:
+    """V as it is multiplied: with sums of one level less its `centres`, and those; else as it is."""
+    off = None if fp8.in_two_levels(v.shape[3]) else centres(v)
+    return _quantize(v, off, fp8, False, False), off
+
+
+def _quantize(x: Tensor, off: Tensor | None, fp8: FP8, rotate: bool, short: bool) -> Quantized:
+    """Less what is `off` of every dimension; nothing is of what is rotated."""
     if x.is_cuda:
         with torch.cuda.device(x.device):  # Triton launches on the current device, whatever its arguments say
             quantized: Quantized = import_module("assay.flash.fp8_launch").quantize(x, off, fp8, rotate, short)
@@ -124,9 +139,11 @@ def quantize(
 def centres(v: Tensor) -> Tensor:
     """(B, H, D padded) FP32: the mean of every dimension of V, of its finite numbers.
 
-    V is quantised less these, and they are added to the output: sums of what is left stay small. They are whole steps
-    of bf16 at the dimension's largest number. Else V's own steps would lie unevenly between those of 8 bits, and what
-    is rounded off would have a mean.
+    V is quantised less these, and they are added to the output: sums of what is left stay small. A row that was small
+    beside them is not any more, and keeps less of its precision.
+
+    They are whole steps of bf16 at the dimension's largest number. Else V's own steps would lie unevenly between those
+    of 8 bits, and what is rounded off would have a mean.
     """
     if v.is_cuda:
         with torch.cuda.device(v.device):
@@ -237,13 +254,13 @@ def check_alone(fp8: FP8, cu_seqlens: Tensor | None) -> None:
 def rounded(q: Tensor, k: Tensor, v: Tensor, fp8: FP8) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V as numbers that 8 bits hold: for what multiplies them in more bits. D is padded where it is rotated.
 
-    16-bit inputs become bf16, which holds every quantised number; V is rounded to it once more.
+    16-bit inputs become bf16, which holds every quantised number; V with its centres is rounded to it once more.
     """
     dtype = torch.float32 if q.dtype == torch.float32 else torch.bfloat16
     q, k = (quantize(x, fp8, rotate=fp8.rotate, short=True).dequantized(dtype) for x in (q, k))
     with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
-        off = centres(v)
-        wide = quantize(v, fp8, off=off).dequantized() + off[:, :, None]
+        eight, off = quantize_values(v, fp8)
+        wide = eight.dequantized() if off is None else eight.dequantized() + off[:, :, None]
     return q, k, wide[..., : v.shape[3]].to(dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -10,7 +11,7 @@ import triton
 from assay.flash import fp8 as quantisation
 from assay.flash import gpu
 from assay.flash.descriptors import gluon_tiles
-from assay.flash.fp8 import BLOCK, FP8, Quantized, room, shared_scales
+from assay.flash.fp8 import BLOCK, FP8, LARGEST_PRODUCT, Quantized, room, shared_scales
 from assay.flash.kernels.hopper_fp8 import Scales, attention_forward_fp8_hopper
 from assay.flash.kernels.quantize import find_centres, quantize_blocks
 from assay.flash.kernels.tile import Scores, Span
@@ -18,14 +19,21 @@ from assay.flash.lasting import lasting
 from assay.flash.layout import is_aligned
 
 _LOG2_E = 1.4426950408889634
-All = tuple[Quantized, Quantized, Quantized, torch.Tensor]
-"""Q and K of `quantize`, V of `quantize_values` less its `centres`, and those."""
 _MOST_CAP = 2.0**24
 """A softcap beyond changes no score that FP16 holds, but what it makes of them FP16 does not hold."""
 _TOGETHER = 16
 """Dimensions of which one program finds the centres: few, so that there are many programs."""
-_LARGEST_PRODUCT = 128
-"""Dimensions of V at which the registers hold a block's P·V beside the output."""
+
+
+class Inputs(NamedTuple):
+    """Of the kernel."""
+
+    q: Quantized
+    k: Quantized
+    v: Quantized
+    """Of `transposed_values`."""
+    centres: torch.Tensor | None
+    """What V is less; None: nothing, and sums have two levels."""
 
 
 def centres(v: torch.Tensor) -> torch.Tensor:
@@ -57,7 +65,7 @@ def quantize(x: torch.Tensor, off: torch.Tensor | None, fp8: FP8, rotate: bool, 
     return Quantized(values, _fill(x, off, values, fp8, rotate, short, transposed=False))
 
 
-def quantize_values(v: torch.Tensor, off: torch.Tensor, fp8: FP8) -> Quantized:
+def transposed_values(v: torch.Tensor, off: torch.Tensor | None, fp8: FP8) -> Quantized:
     """V as the kernel takes it, (B, H, D, keys): whole blocks of keys, in the order of `in_thread_order`."""
     keys = triton.cdiv(v.shape[2], BLOCK) * BLOCK
     values = torch.empty(*v.shape[:2], room(v.shape[3]), keys, dtype=fp8.dtype, device=v.device)
@@ -153,20 +161,20 @@ def forward(
     out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     quantised = quantize_all(q, k, v, scale, fp8)
-    attend(quantised, out, lse, sinks, abs(scale), left, right, softcap, fp8.two_level)
+    attend(quantised, out, lse, sinks, abs(scale), left, right, softcap)
     return out, lse
 
 
-def quantize_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fp8: FP8) -> All:
+def quantize_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fp8: FP8) -> Inputs:
     """As `attend` takes them; a negative scale's sign goes into Q."""
     turned = -q if scale < 0 else q
-    off = centres(v)
+    off = None if fp8.in_two_levels(v.shape[3]) else centres(v)
     q8, k8 = (quantize(x, None, fp8, fp8.rotate, True) for x in (turned, k))
-    return q8, k8, quantize_values(v, off, fp8), off
+    return Inputs(q8, k8, transposed_values(v, off, fp8), off)
 
 
 def attend(
-    quantised: All,
+    quantised: Inputs,
     out: torch.Tensor,
     lse: torch.Tensor,
     sinks: torch.Tensor | None,
@@ -174,13 +182,13 @@ def attend(
     left: int | None,
     right: int | None,
     softcap: float | None,
-    two_level: bool,
 ) -> None:
     """Fill `out` and `lse`.
 
     Two levels of sums at D_v 256 take two turns, each over half of V's dimensions.
     """
     q, k, v, off = quantised
+    two_level = off is None
     value_dim, step = out.shape[3], v.values.shape[2]
     span = Span(q.values.shape[2], k.values.shape[2], left, right)
     if softcap is not None and softcap > _MOST_CAP:
@@ -188,7 +196,7 @@ def attend(
     unit = scale * _LOG2_E if softcap is None else scale / softcap
     scores = Scores(unit, None if softcap is None else softcap * _LOG2_E)
     if two_level:
-        step = min(step, _LARGEST_PRODUCT)
+        step = min(step, LARGEST_PRODUCT)
     scales = Scales(q.scales, k.scales, v.scales, v.scales.amax(2), q.scales.shape[2], k.scales.shape[2])
     batches, heads = q.values.shape[:2]
     dim = q.values.shape[3]
@@ -210,8 +218,7 @@ def attend(
             span,
             scores,
             scales,
-            off[..., first:],
-            off.stride(1),
+            off,
             batches,
             heads,
             heads // k.values.shape[1],

@@ -51,7 +51,7 @@ def can(call: Call) -> bool:
 
 
 def leans(call: Call) -> bool:
-    """Whether ALiBi can be a step of Q·Kᵀ: a softcap would come in between, and a small scale go past FP16."""
+    """Whether ALiBi is a step of the backward's Q·Kᵀ, which saves nothing where keys are ahead (see `_leans`)."""
     return call.near and call.right == 0 and call.softcap is None and abs(call.scale) > 0.01
 
 

@@ -194,7 +194,7 @@ def over_blocks(
         else:
             product = warpgroup_mma(p, values, state.output, is_async=True)
         sums = row_sums(p, buffers)
-        # All products of a turn in a row, waited for together: the other consumer makes its P meanwhile.
+        # All products of a turn in a row, waited for together: the other consumers make their P meanwhile.
         mbarrier.wait(buffers.k_full.index(stage), phase)
         empty = gl.zeros([ROWS, COLUMNS], gl.float16, S_LAYOUT)
         s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
@@ -229,7 +229,7 @@ def consume(
     given, consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr
 ):  # fmt: skip
     """Its 64 rows of tile after tile."""
-    out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, batches, heads, group, buffers = given
+    out_tiles, out, out_strides, lse, sinks, span, scores, scales, centres, batches, heads, group, buffers = given
     CONSUMERS: gl.constexpr = buffers.q.shape[0]
     tiles = blocks_of(None, span, ROWS * CONSUMERS) * batches * heads
     tile = gl.program_id(0)
@@ -239,7 +239,7 @@ def consume(
         COLUMNS: gl.constexpr = buffers.k.shape[1]
         work = work_of(tile, None, span, batches, heads, group, ROWS * CONSUMERS, COLUMNS, together(CONSUMERS))
         attend(
-            out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, heads, group, buffers, work, count,
+            out_tiles, out, out_strides, lse, sinks, span, scores, scales, centres, heads, group, buffers, work, count,
             step, consumer, VALUE_DIM, Q_IN_REGISTERS, TWO_LEVEL,
         )  # fmt: skip
         step += work.end - work.begin
@@ -250,7 +250,7 @@ def consume(
 
 @gluon.jit
 def attend(
-    out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, heads, group, buffers, work, count, earlier,
+    out_tiles, out, out_strides, lse, sinks, span, scores, scales, centres, heads, group, buffers, work, count, earlier,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
 ):  # fmt: skip
     """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
@@ -343,20 +343,22 @@ def attend(
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries
     gl.store(lse + place + rows, (state.reference + gl.log2(row_sum) - LARGEST_P) * LN_2, mask=rows < work.len_q)
     rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
-    share = gl.where(row_sum == 0.0, 0.0, 1.0)  # of the keys in P
-    if sinks is not None:
-        share -= 2.0**LARGEST_P * gl.exp2(sink - state.reference) / row_sum
-    columns = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, O_LAYOUT))
-    centre = gl.expand_dims(gl.load(off[0] + kv_head.to(gl.int64) * off[1] + columns), 0)
-    share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, O_LAYOUT)), 1)
-    output = by_row(output, inverse) + share * centre
+    output = by_row(output, inverse)
+    if centres is not None:
+        share = one  # of the keys in P
+        if sinks is not None:
+            share -= 2.0**LARGEST_P * gl.exp2(sink - state.reference) / row_sum
+        share = gl.where(row_sum == 0.0, 0.0, share)
+        columns = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, O_LAYOUT))
+        centre = gl.expand_dims(gl.load(centres + kv_head.to(gl.int64) * BLOCK_VALUE_DIM + columns), 0)
+        output += gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, O_LAYOUT)), 1) * centre
     write(out_tiles, out, out_strides, output, rows_at, buffers.out.index(consumer), False, VALUE_DIM)
 
 
 @gluon.jit
 def attention_forward_fp8_hopper(
     q_tiles, k_tiles, v_tiles, out_tiles, out, out_strides, lse, sinks, counter, span, scores, scales, centres,
-    centre_stride, batches, heads, group,
+    batches, heads, group,
     VALUE_DIM: gl.constexpr, STAGES: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
     CONSUMERS: gl.constexpr,
 ):  # fmt: skip
@@ -385,8 +387,7 @@ def attention_forward_fp8_hopper(
     buffers.ones.index(0).store(ones.to(gl.float8e4nv, bitcast=True))
     fence_async_shared()  # what threads wrote so far, the copy engine and the tensor cores may see
     loads = q_tiles, k_tiles, v_tiles, counter, buffers, span, batches, heads, group
-    off = centres, centre_stride
-    rest = out_tiles, out, out_strides, lse, sinks, span, scores, scales, off, batches, heads, group, buffers
+    rest = out_tiles, out, out_strides, lse, sinks, span, scores, scales, centres, batches, heads, group, buffers
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

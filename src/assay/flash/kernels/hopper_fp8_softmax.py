@@ -16,7 +16,7 @@ import triton.experimental.gluon.language as gl
 from assay.flash.kernels.hopper_fragments import hidden_halves, largest_halves, less
 from assay.flash.kernels.hopper_shared import ROWS, tanh
 
-LARGEST_P = gl.constexpr(8)  # P's largest value is 2 to this
+LARGEST_P = gl.constexpr(8)  # P's largest value is 2 to this, or up to 5/8 more
 START = gl.constexpr(1024 + 8 * (8 + 7))  # of the largest P: its bits, in the last ones of an FP16 number
 CUT = gl.constexpr(15 / 32)  # what is rounded after this was taken from it is cut, but for 1/32
 MOST_SCORE = gl.constexpr(32000.0)  # above all scores of short rows; two such numbers are in FP16's range

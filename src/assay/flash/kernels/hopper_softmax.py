@@ -24,7 +24,7 @@ class Rows(NamedTuple):
     slope: Any
     """ALiBi's, in units of log₂."""
     lean: Any
-    """Near ALiBi: what `leaning` is multiplied by."""
+    """ALiBi that leans: what `leaning` is multiplied by."""
 
 
 @gluon.jit

@@ -44,8 +44,8 @@ class Scores(NamedTuple):
     slopes: Any = None
     """(B, H) FP32, of ALiBi."""
     near: Any = None
-    """ALiBi alone, over keys that are never ahead: then it is slope · key within a block, plus what
-    all keys of a block and of a row have in common, which maximum and LSE take up."""
+    """ALiBi alone, where it leans: it is slope · key within a block (−slope · key if all are ahead), plus
+    what all keys of a block and of a row have in common, which maximum and LSE take up."""
     bias: Any = None
     """Float (added) or bool as uint8 (0 hides)."""
     bias_batch: Any = None
