@@ -329,8 +329,10 @@ def fp8(rng: Random, root: str, corner: str = "") -> Case:
         out, lse = launch.forward(*asked, how)
         q, k = (quantized(x, how.rotate).dequantized().double() for x in (call.q, call.k))
         v = quantized(call.v, False).dequantized().double()[..., :dim]
-        want, want_lse = truth(call, q, k, v + off[:, :, None, :dim])
-        sized = v.abs() if call.sinks is None else v.abs() + off[:, :, None, :dim].abs()
+        added = quantisation.by_rows(off, keys)[..., :dim]
+        want, want_lse = truth(call, q, k, v + added)
+        alike = call.sinks is None and (keys <= 128 or how.two_level)
+        sized = v.abs() if alike else v.abs() + off[:, :, None, :dim].abs()
         spread = truth(call, q, k, sized)[0]  # what is wrong with P is multiplied with, and with a sink with its share
         lengths = float(q.norm(dim=3).max() * k.norm(dim=3).max()) * abs(float(call.scale))
         sums = 0 if corner == "small" else dim / 32 + 2  # of 32 products in FP16, and the cap

@@ -8,7 +8,7 @@ import torch
 
 from assay import flash_attention, golden_attention
 from assay.cases.attention.inputs import DISTRIBUTIONS
-from assay.flash.fp8 import BLOCK, FP8, quantize_values
+from assay.flash.fp8 import BLOCK, FP8, by_rows, quantize_values
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -25,7 +25,7 @@ def values_of(v: torch.Tensor, fp8: FP8) -> torch.Tensor:
     """V as it is multiplied: with sums of one level what is left without the centres in 8 bits, and those."""
     eight, off = quantize_values(v, fp8)
     whole = eight.dequantized().double()
-    return (whole if off is None else whole + off[:, :, None].double())[..., : v.shape[3]]
+    return (whole if off is None else whole + by_rows(off, v.shape[2]).double())[..., : v.shape[3]]
 
 
 def rmse(x: torch.Tensor, truth: torch.Tensor) -> float:

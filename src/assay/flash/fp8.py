@@ -139,8 +139,8 @@ def _quantize(x: Tensor, off: Tensor | None, fp8: FP8, rotate: bool, short: bool
 def centres(v: Tensor) -> Tensor:
     """(B, H, D padded) FP32: the mean of every dimension of V, of its finite numbers.
 
-    V is quantised less these, and they are added to the output: sums of what is left stay small. A row that was small
-    beside them is not any more, and keeps less of its precision.
+    V is quantised less these (see `by_rows`), and they are added to the output: sums of what is left stay small. A row
+    that was small beside them is not any more, and keeps less of its precision.
 
     They are whole steps of bf16 at the dimension's largest number. Else V's own steps would lie unevenly between those
     of 8 bits, and what is rounded off would have a mean.
@@ -158,13 +158,22 @@ def centres(v: Tensor) -> Tensor:
     return torch.nn.functional.pad(whole.where(largest < HUGE, 0.0), (0, room(v.shape[3]) - v.shape[3]))
 
 
+def by_rows(off: Tensor, rows: int) -> Tensor:
+    """(B, H, rows, D padded): what each row of V is less. Of the first block nothing: a first token is often small, and
+    many queries see most of it.
+    """
+    return torch.nn.functional.pad(
+        off[:, :, None].expand(-1, -1, max(0, rows - BLOCK), -1), (0, 0, min(rows, BLOCK), 0)
+    )
+
+
 def _quantize_plainly(x: Tensor, off: Tensor | None, fp8: FP8, rotate: bool, short: bool) -> Quantized:
     """In plain torch operations."""
     rows, dim = x.shape[2], x.shape[3]
     blocks = -(-rows // BLOCK)
     wide = torch.nn.functional.pad(x.float(), (0, room(dim) - dim))
     if off is not None:
-        wide = wide - off[:, :, None]
+        wide = wide - by_rows(off, rows)
         wide = wide if x.dtype == torch.float32 else wide.bfloat16().float()
     if rotate:
         wide = wide @ rotation(room(dim)).to(x.device)
@@ -260,7 +269,7 @@ def rounded(q: Tensor, k: Tensor, v: Tensor, fp8: FP8) -> tuple[Tensor, Tensor, 
     q, k = (quantize(x, fp8, rotate=fp8.rotate, short=True).dequantized(dtype) for x in (q, k))
     with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
         eight, off = quantize_values(v, fp8)
-        wide = eight.dequantized() if off is None else eight.dequantized() + off[:, :, None]
+        wide = eight.dequantized() if off is None else eight.dequantized() + by_rows(off, v.shape[2])
     return q, k, wide[..., : v.shape[3]].to(dtype)
 
 

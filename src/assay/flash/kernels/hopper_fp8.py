@@ -323,6 +323,7 @@ def attend(
     values = buffers.v.index(stage).permute((1, 0))
     p = singles(state.p, P_LAYOUT)
     output, row_sum = state.output, state.row_sum
+    others = row_sum
     if TWO_LEVEL:
         nothing = gl.zeros([ROWS, BLOCK_VALUE_DIM], gl.float32, O_LAYOUT)
         product = warpgroup_mma(p, values, nothing, use_acc=False, is_async=True)
@@ -345,10 +346,12 @@ def attend(
     rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
     output = by_row(output, inverse)
     if centres is not None:
-        share = one  # of the keys in P
+        # The keys' share of P, without those of the first block, of which nothing was taken off.
+        others = gl.convert_layout(gl.max(others, 1), ROW_LAYOUT)
+        others = gl.where(work.begin == 0, others, row_sum)
         if sinks is not None:
-            share -= 2.0**LARGEST_P * gl.exp2(sink - state.reference) / row_sum
-        share = gl.where(row_sum == 0.0, 0.0, share)
+            others -= 2.0**LARGEST_P * gl.exp2(sink - state.reference)
+        share = gl.where(row_sum == 0.0, 0.0, others / row_sum)
         columns = gl.arange(0, BLOCK_VALUE_DIM, gl.SliceLayout(0, O_LAYOUT))
         centre = gl.expand_dims(gl.load(centres + kv_head.to(gl.int64) * BLOCK_VALUE_DIM + columns), 0)
         output += gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, O_LAYOUT)), 1) * centre

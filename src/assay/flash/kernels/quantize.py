@@ -167,7 +167,8 @@ def quantize_blocks(
     Scales are (B, H, blocks), read if GIVEN, else written; LONGEST, if not None, is the longest row that they make.
     `out` is (B, H, rows, BLOCK_DIM), or TRANSPOSED
     (B, H, BLOCK_DIM, whole blocks of keys); None: only the scales are wanted. For `turns`, which may be None, see
-    `rotated`: with them 64 dimensions are taken at a time, else all at once. `centres`, if not None, are taken off.
+    `rotated`: with them 64 dimensions are taken at a time, else all at once. `centres`, if not None, are taken off, but
+    for a first block.
     """
     PARTS: tl.constexpr = 1 if turns is None else BLOCK_DIM // 64
     WIDTH: tl.constexpr = BLOCK_DIM // PARTS
@@ -188,6 +189,7 @@ def quantize_blocks(
             part = tl.load(start + (i * WIDTH + dim) * x_strides[3], mask=there, other=0.0)
             if centres is not None:
                 off = tl.load(centres + line.to(tl.int64) * BLOCK_DIM + i * WIDTH + tl.arange(0, WIDTH))
+                off = tl.where(block > 0, off, 0.0)
                 less = tl.where(there, part.to(tl.float32) - off[None, :], 0.0)
                 part = less if part.dtype.primitive_bitwidth == 32 else less.to(tl.bfloat16)
             parts += (part,)
