@@ -124,7 +124,7 @@ def find_centres(
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     number = tl.zeros((ROWS, WIDTH), tl.float32)
     largest = tl.zeros((ROWS, WIDTH), tl.int32)
-    for first in tl.range(0, rows, ROWS, num_stages=3):
+    for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
         there = (row < rows) & (dim < DIM)[None, :]
         part = tl.load(start + row.to(tl.int64) * x_strides[2], mask=there, other=0.0)
