@@ -150,7 +150,7 @@ FAULTS = {
     "the centre added to the first block": (
         "fp8",
         "hopper_fp8.py",
-        "gl.where(keys.begin == 0, others, row_sum)",
+        "gl.where(work.begin == 0, others, row_sum)",
         "row_sum",
         "AssertionError: out",
     ),

@@ -39,7 +39,6 @@ from assay.flash.kernels.hopper_shared import (
     stage_of,
     write,
 )
-from assay.flash.kernels.hopper_tiles import keys_of, within
 
 ONE = gl.constexpr(0x38)  # in E4M3
 SUMS = gl.constexpr(8)  # columns of the row sums, all alike: the fewest that a product has
@@ -171,10 +170,10 @@ def ratio(one, other):
 
 @gluon.jit
 def over_blocks(
-    first, last, earlier, q, state, tile, buffers, work, end, span, scores, scales,
+    first, last, earlier, q, state, tile, buffers, work, span, scores, scales,
     MASKED: gl.constexpr, TWO_LEVEL: gl.constexpr,
 ):  # fmt: skip
-    """Blocks `first` to `last`, counted from the right, the `end`; `earlier` is how many came before these rows."""
+    """Blocks `first` to `last`, counted from the right; `earlier` is how many came before this tile."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
     STAGES: gl.constexpr = buffers.k.shape[0]
     BLOCK_VALUE_DIM: gl.constexpr = buffers.v.shape[1]
@@ -184,7 +183,7 @@ def over_blocks(
     for back in range(first, last):
         stage, phase = stage_of(earlier + back, STAGES)
         before, phase_before = stage_of(earlier + back - 1, STAGES)
-        block = end - 1 - back
+        block = work.end - 1 - back
         unit, v_scale = block_scales(tile, scales, block)
         p = singles(state.p, P_LAYOUT)
         mbarrier.wait(buffers.v_full.index(before), phase_before)
@@ -214,18 +213,6 @@ def over_blocks(
             row_sum = by_row(state.row_sum + sums, factor)
         state = State(fours(halves), output, maximum, reference, largest, row_sum, factor, v_ratio, v_scale)
     return state
-
-
-@gluon.jit
-def pass_blocks(first, last, buffers):
-    """Blocks of keys that only other consumers' rows see."""
-    STAGES: gl.constexpr = buffers.k.shape[0]
-    for step in range(first, last):
-        stage, phase = stage_of(step, STAGES)
-        mbarrier.wait(buffers.k_full.index(stage), phase)
-        mbarrier.arrive(buffers.k_empty.index(stage), count=1)
-        mbarrier.wait(buffers.v_full.index(stage), phase)
-        mbarrier.arrive(buffers.v_empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -266,7 +253,7 @@ def attend(
     out_tiles, out, out_strides, lse, sinks, span, scores, scales, centres, heads, group, buffers, work, count, earlier,
     consumer: gl.constexpr, VALUE_DIM: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, TWO_LEVEL: gl.constexpr,
 ):  # fmt: skip
-    """64 rows over their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
+    """64 rows over all their blocks of keys; `earlier` is how many blocks came before this tile, the count-th."""
     COLUMNS: gl.constexpr = buffers.k.shape[1]
     STAGES: gl.constexpr = buffers.k.shape[0]
     BLOCK_VALUE_DIM: gl.constexpr = buffers.v.shape[1]
@@ -275,15 +262,13 @@ def attend(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4)
     SUM_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SUMS, 32])
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    first = work.first_row + consumer * ROWS
-    keys = within(keys_of(work, first, span, ROWS, COLUMNS), work, first < work.len_q)
-    rows = first + gl.arange(0, ROWS, ROW_LAYOUT)
+    rows = work.first_row + consumer * ROWS + gl.arange(0, ROWS, ROW_LAYOUT)
     kv_head = work.batch * (heads // group) + work.kv_head
     q_place = (work.batch * heads + work.head) * scales.q_blocks
     if buffers.q.shape[0] == 2:
         q_place += work.first_row // COLUMNS
     else:
-        q_place += gl.minimum(first // COLUMNS, scales.q_blocks - 1)
+        q_place += gl.minimum((work.first_row + consumer * ROWS) // COLUMNS, scales.q_blocks - 1)
     unit = scores.scale * gl.load(scales.q + q_place)
     tile = Rows(
         rows,
@@ -303,7 +288,7 @@ def attend(
         maximum = one * sink
         largest = gl.abs(sink)
         row_sum += 2.0**LARGEST_P
-    block = keys.end - 1
+    block = work.end - 1
     unit, v_scale = block_scales(tile, scales, block)
     state = State(None, output, maximum, maximum, largest, row_sum, one, 1.0, v_scale)
 
@@ -314,9 +299,7 @@ def attend(
         fence_async_shared()
         thread_barrier()
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    step = earlier + work.end - keys.end
-    pass_blocks(earlier, step, buffers)
-    stage, phase = stage_of(step, STAGES)
+    stage, phase = stage_of(earlier, STAGES)
     mbarrier.wait(buffers.k_full.index(stage), phase)
     s = warpgroup_mma(q, buffers.k.index(stage).permute((1, 0)), empty, use_acc=False)
     mbarrier.arrive(buffers.k_empty.index(stage), count=1)
@@ -325,17 +308,17 @@ def attend(
     )
     row_sum = by_row(row_sum, factor)
     state = State(fours(halves), output, maximum, reference, largest, row_sum, one, 1.0, v_scale)
-    right = gl.maximum(keys.end - keys.whole_end, 1)
-    left = gl.maximum(keys.end - keys.whole_begin, right)
-    rest = tile, buffers, work, keys.end, span, scores, scales
-    state = over_blocks(1, right, step, q, state, *rest, True, TWO_LEVEL)
-    state = over_blocks(right, left, step, q, state, *rest, False, TWO_LEVEL)
+    right = gl.maximum(work.end - work.whole_end, 1)
+    left = gl.maximum(work.end - work.whole_begin, right)
+    state = over_blocks(1, right, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL)
+    state = over_blocks(right, left, earlier, q, state, tile, buffers, work, span, scores, scales, False, TWO_LEVEL)
     if span.left is not None:
-        state = over_blocks(left, keys.end - keys.begin, step, q, state, *rest, True, TWO_LEVEL)
+        state = over_blocks(
+            left, work.end - work.begin, earlier, q, state, tile, buffers, work, span, scores, scales, True, TWO_LEVEL
+        )
     if not Q_IN_REGISTERS:
         mbarrier.arrive(buffers.q_empty.index(consumer), count=1)
-    step += keys.end - keys.begin
-    stage, phase = stage_of(step - 1, STAGES)
+    stage, phase = stage_of(earlier + work.end - work.begin - 1, STAGES)
     mbarrier.wait(buffers.v_full.index(stage), phase)
     values = buffers.v.index(stage).permute((1, 0))
     p = singles(state.p, P_LAYOUT)
@@ -355,18 +338,17 @@ def attend(
         output, sums = warpgroup_mma_wait(0, deps=(product, sums))
         row_sum += sums
     mbarrier.arrive(buffers.v_empty.index(stage), count=1)
-    pass_blocks(step, step + keys.begin - work.begin, buffers)
 
     row_sum = gl.convert_layout(gl.max(row_sum, 1), ROW_LAYOUT)
     inverse = state.v_scale / gl.where(row_sum == 0.0, 1.0, row_sum)
     place = (work.batch * heads + work.head).to(gl.int64) * span.queries
     gl.store(lse + place + rows, (state.reference + gl.log2(row_sum) - LARGEST_P) * LN_2, mask=rows < work.len_q)
-    rows_at = work.batch, work.head, 0, first, work.len_q
+    rows_at = work.batch, work.head, 0, work.first_row + consumer * ROWS, work.len_q
     output = by_row(output, inverse)
     if centres is not None:
         # The keys' share of P, without those of the first block, of which nothing was taken off.
         others = gl.convert_layout(gl.max(others, 1), ROW_LAYOUT)
-        others = gl.where(keys.begin == 0, others, row_sum)
+        others = gl.where(work.begin == 0, others, row_sum)
         if sinks is not None:
             others -= 2.0**LARGEST_P * gl.exp2(sink - state.reference)
         share = gl.where(row_sum == 0.0, 0.0, others / row_sum)
